@@ -243,7 +243,8 @@ ELSEWHERE = {
         "test": "test_data tests test_set testset eval_data val",
         "loss": "criterion loss_fn loss_function",
         "model": "net network module model_fn",
-        "metric": "metrics score score_fn",
+        "metrics": "measures scores",
+        "metric": "score score_fn",
         "transform": "transforms preprocess",
     }.items()
 }

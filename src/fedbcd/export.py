@@ -4,6 +4,7 @@ compared, with a model card beside it.
 
 import hashlib
 import importlib
+import json
 import logging
 import warnings
 from collections.abc import Callable, Sequence
@@ -14,14 +15,16 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from fedbcd.algorithm.params import taken_apart
 from fedbcd.algorithm.trees import Tree, leaves, outputs_of, shapes
 from fedbcd.data.federation import Federation
 from fedbcd.data.measure import measure_in, sample_weights
 from fedbcd.data.samples import Pool
 from fedbcd.engines.result import Run
-from fedbcd.errors import ConfigError, NumericalError
+from fedbcd.errors import ConfigError, NumericalError, RecordError
 from fedbcd.experiments.pool import recorded_job
-from fedbcd.record.names import LOG
+from fedbcd.record.eventlog import LogReader
+from fedbcd.record.names import LOG, MODELS
 from fedbcd.record.tensorfile import read_tensors, write_tensors, write_whole
 
 FORMATS = ("safetensors", "onnx")
@@ -66,15 +69,22 @@ class Choice:
 
 
 def export_run(
-    folder: Path, choice: Choice, out: Path | None = None, formats: Sequence[str] = FORMATS
+    folder: Path,
+    choice: Choice,
+    out: Path | None = None,
+    formats: Sequence[str] | None = None,
+    federation: Federation | None = None,
 ) -> Exported:
-    """Write one model of a run that `fedbcd run` has made into `out` (default: `export` in its
-    folder).
+    """Write one model of a run into `out` (default: `export` in its folder), in all formats where
+    none are named. Of a run that was made in Python without its federation: its tensors by name.
     """
-    hint = "load it with fedbcd.Run.load and use fedbcd.export.write_model"
-    job = recorded_job(folder / LOG, hint)
-    federation = job.make_federation()
-    run = Run.load(folder, federation)
+    if federation is None and not LogReader(folder / LOG).header.get("job"):
+        return _export_tensors(folder, choice, out or folder / "export", formats)
+    table: dict[str, Any] = {}
+    if federation is None:
+        job = recorded_job(folder / LOG, "")
+        federation, table = job.make_federation(), job.to_table()
+    run, formats = Run.load(folder, federation), formats or FORMATS
     module, sample = _chosen(run, choice), _sample(federation, run.global_VF.dtype)
     place = out or folder / "export"
     metadata = {"fedbcd_model": choice.name, "run_digest": str(run.summary.get("digest", ""))}
@@ -82,10 +92,59 @@ def export_run(
         module, lambda: federation.make_model(0), sample, place / choice.name, formats, metadata
     )
     card = place / f"{choice.name}.md"
-    write_whole(
-        card, _card(run, job.to_table(), choice, module, sample, files, differences).encode()
-    )
+    write_whole(card, _card(run, table, choice, module, sample, files, differences).encode())
     return Exported(tuple(files), card, differences)
+
+
+def _export_tensors(
+    folder: Path, choice: Choice, place: Path, formats: Sequence[str] | None
+) -> Exported:
+    """Of a run whose module is in somebody's program."""
+    in_python = "fedbcd.export.export_run(folder, choice, federation=...) in Python has the module"
+    tensors, metadata = read_tensors(folder / MODELS)
+    names = json.loads(metadata.get("names", "{}"))
+    if {*(formats or ())} - {"safetensors"}:
+        raise ConfigError(f"{folder} names no module, which ONNX files need; {in_python}")
+    if not names or names["frozen"]:
+        what = "parameters that were not trained" if names else "no names of its tensors"
+        raise RecordError(f"{folder} was made in Python and has {what}; {in_python}")
+    flat = _flat(choice, tensors["x"], tensors["z"])
+    place.mkdir(parents=True, exist_ok=True)
+    path, card = place / f"{choice.name}.safetensors", place / f"{choice.name}.md"
+    summary = json.loads(metadata["summary"])
+    digest = str(summary.get("digest", ""))
+    state = taken_apart(flat, names)
+    about = {"format": "pt", "fedbcd_model": choice.name, "run_digest": digest}
+    write_tensors(path, state, about)
+    found = read_tensors(path)[0]
+    difference = max(float((found[n] - t).abs().max()) for n, t in state.items() if t.numel())
+    rows = [
+        f"# Model card: {choice.title}",
+        "",
+        f"From a run in Python: {summary.get('algorithm')} on the {summary.get('cloud')} cloud,"
+        f" seed {summary.get('seed')}. Digest of the run: `{digest[:16]}`.",
+        "",
+        "| tensor | shape |",
+        "|---|---|",
+        *(f"| {name} | {tuple(tensor.shape)} |" for name, tensor in state.items()),
+        "",
+        f"{path.name}: SHA-256 `{_sha256(path)}`",
+        "",
+        _limits(choice),
+        "",
+    ]
+    write_whole(card, "\n".join(rows).encode())
+    return Exported((path,), card, {"safetensors": difference})
+
+
+def _flat(choice: Choice, x_NF: Tensor, z_VF: Tensor) -> Tensor:
+    """One model; it is refused where there is none."""
+    _check_choice(choice, len(x_NF), len(z_VF))
+    if choice.device is not None:
+        return x_NF[choice.device]
+    if choice.server is not None:
+        return z_VF[choice.server]
+    return z_VF.double().mean(0).to(z_VF.dtype)
 
 
 def write_model(
@@ -136,7 +195,13 @@ def write_model(
 
 
 def _chosen(run: Run, choice: Choice) -> nn.Module:
-    devices, servers = run.federation.devices, len(run.federation.servers)
+    _check_choice(choice, run.federation.devices, len(run.federation.servers))
+    if choice.device is not None:
+        return run.personal_model(choice.device)
+    return run.global_model if choice.server is None else run.server_model(choice.server)
+
+
+def _check_choice(choice: Choice, devices: int, servers: int) -> None:
     if choice.device is not None and choice.server is not None:
         raise ConfigError("give a device or a server, not both")
     if choice.device is not None and not 0 <= choice.device < devices:
@@ -147,9 +212,6 @@ def _chosen(run: Run, choice: Choice) -> nn.Module:
         raise ConfigError(
             f"server {choice.server} is not in this run, which has servers 0 to {servers - 1}"
         )
-    if choice.device is not None:
-        return run.personal_model(choice.device)
-    return run.global_model if choice.server is None else run.server_model(choice.server)
 
 
 def _sample(federation: Federation, dtype: torch.dtype) -> Tree:

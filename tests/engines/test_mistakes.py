@@ -221,7 +221,7 @@ TASKS: dict[str, tuple[Callable[[], Any], str]] = {
     ),
     "too few outputs for the test set": (
         lambda: run(test=(X[0], Y + 1)),
-        "labels of the test set are 1 to 2, and the loss fails on 2",
+        "labels of the test set are . to 2, and the loss fails on 2",
     ),
     "labels from 1": (lambda: targets(Y + 1), "number labels from 0: targets - 1"),
     "labels -1 and 1": (lambda: targets(2 * Y - 1), "number labels from 0, one for each output"),
@@ -333,7 +333,21 @@ TASKS: dict[str, tuple[Callable[[], Any], str]] = {
         r"augment = .* has no apply\(inputs, h\); give a value of fb.FlipCrop",
     ),
     "flips of vectors": (lambda: run(augment=fb.FlipCrop()), r"FlipCrop\(padding=4\) fails on"),
-    "no metric": (lambda: run(metric="accuracy"), "the metric fails .*'str' object"),
+    "a metric by name": (lambda: run(metric="accuracy"), "metric = 'accuracy' is no function"),
+    "a class of metrics": (lambda: run(metric=nn.L1Loss), r"L1Loss is a class; give a value of it"),
+    "several as a metric": (
+        lambda: run(metric={"mine": fb.accuracy}),
+        r"metric = \{'mine': .* is several; give metrics=\[\.\.\.\]",
+    ),
+    "one as metrics": (lambda: run(metrics=fb.accuracy), "must be a list of fb.Measures and"),
+    "a metric without a number": (
+        lambda: run(metric=lambda o, y: None),
+        "the metric fails on outputs of shape",
+    ),
+    "a metric of one argument": (
+        lambda: run(metric=lambda o: o.mean(1)),
+        "the metric fails on outputs of shape .* takes 1 positional argument but 2 were given",
+    ),
 }
 SERVERS: dict[str, tuple[Callable[[], Any], str]] = {
     "2.0": (lambda: of(servers=2.0), "servers = 2.0 must be a whole number or a list; give how"),
@@ -572,6 +586,10 @@ def test_other_reasonable_things_work() -> None:
     train(federation=pool(HALVES, samples=(X[0], Y), test=DATA[1]))
     fb.personalise(plain(), TensorDataset(*DATA[0]))
     train(dtype="float64", cloud="async")
+    run(metric=lambda o, y: (o.argmax(1) == y).float().mean())  # one number for all
+    run(metric=lambda o, y: (o.argmax(1) == y).numpy())
+    run(metric=lambda o, y: {"right": o.argmax(1) == y})
+    assert plain().history["clock"] == plain().history.column("clock")
 
 
 def test_a_parameter_that_two_layers_share_is_one() -> None:

@@ -17,7 +17,7 @@ from fedbcd.experiments.job import parse
 from fedbcd.export import Choice, export_run, write_model
 from fedbcd.models import MODELS, logistic
 from support.rounding import exact_outputs
-from support.runs import fedbcd, job_table, outputs, train, write_job
+from support.runs import fedbcd, job_table, outputs, write_job
 
 onnx = pytest.importorskip("onnx", reason="ONNX files are tested with the extra 'export'")
 
@@ -101,6 +101,46 @@ def test_the_card_tells_data_accuracy_and_certificate(folder: Path, tmp_path: Pa
     assert "pulled" not in card  # nobody pulls a model that FedAvg tunes, or one that is alone
 
 
+class Frozen(nn.Module):
+    """With batch norm, whose counter is no weight, and maybe a layer that is not trained."""
+
+    def __init__(self, frozen: bool = False) -> None:
+        super().__init__()
+        self.norm, self.layer = nn.BatchNorm1d(4), nn.Linear(4, 2)
+        self.layer.bias.requires_grad = not frozen
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        return self.layer(self.norm(inputs))  # type: ignore[no-any-return]
+
+
+def test_a_run_in_python_is_exported_by_the_names_of_its_tensors(tmp_path: Path) -> None:
+    """Without its federation there is no module, so no ONNX file; with it there is."""
+    inputs = torch.randn(4, 30, 4, generator=torch.Generator().manual_seed(0))
+    data = [(x, (x[:, 0] > 0).long()) for x in inputs]
+    federation = fb.Federation(Frozen, nn.functional.cross_entropy, data, 2)
+    run = fb.train(federation, fb.FedBCD(batch=8), active=1, rounds=2, out=tmp_path)
+    answer = fedbcd("export", tmp_path, "--device", "3", "--json")
+    assert answer.code == 0, answer
+    found = load_file(tmp_path / "export" / "device-3.safetensors")
+    again = Frozen()
+    again.load_state_dict(found)
+    expected = run.personal_model(3).state_dict()
+    assert all(torch.equal(found[name], expected[name]) for name in expected)
+    assert run.digest[:16] in (tmp_path / "export" / "device-3.md").read_text()
+    assert fedbcd("export", tmp_path, "--global").code == 0
+    mean = load_file(tmp_path / "export" / "global.safetensors")
+    assert torch.equal(mean["layer.weight"], run.global_model.state_dict()["layer.weight"])
+    refused = fedbcd("export", tmp_path, "--global", "--format", "onnx")
+    assert "federation=...) in Python has the module" in " ".join(refused.err.split())
+    assert "has devices 0 to 3" in " ".join(fedbcd("export", tmp_path, "--device", "9").err.split())
+    whole = export_run(tmp_path, Choice(device=3), tmp_path / "whole", federation=federation)
+    assert [path.suffix for path in whole.files] == [".safetensors", ".onnx"]
+    frozen = fb.Federation(lambda: Frozen(True), federation.loss, data, 2)
+    fb.train(frozen, fb.FedBCD(batch=8), active=1, rounds=1, out=tmp_path / "frozen")
+    refused = fedbcd("export", tmp_path / "frozen", "--global")
+    assert "parameters that were not trained" in " ".join(refused.err.split())
+
+
 def test_a_resnet_with_buffers_survives(tmp_path: Path) -> None:
     torch.manual_seed(0)
     module = MODELS["resnet20"](classes=10)
@@ -148,10 +188,3 @@ def test_impossible_wishes_are_sentences(
     assert answer.code == 2
     assert words in answer.err
     assert not list(tmp_path.iterdir())
-
-
-def test_a_run_of_the_library_is_told_what_to_do(tmp_path: Path) -> None:
-    train("fedbcd-sync", rounds=1, out=tmp_path)
-    answer = fedbcd("export", tmp_path, "--global")
-    assert answer.code == 4
-    assert "use fedbcd.export.write_model" in answer.err

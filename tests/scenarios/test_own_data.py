@@ -6,6 +6,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -106,6 +107,11 @@ def test_every_command_takes_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     exported = ("export", out, "--global", "--format", "safetensors")
     assert "--trust" in complaint(fedbcd(*exported))
     assert fedbcd(*exported, "--trust").code == 0
+    newcomer = tmp_path / "newcomer.npz"
+    np.savez(newcomer, inputs=np.eye(3, dtype=np.float32), targets=np.arange(3, dtype=np.float32))
+    joined = ("personalise", out, "--data", newcomer, "--steps", "2", "--out", tmp_path / "new")
+    assert "--trust" in complaint(fedbcd(*joined))
+    assert fedbcd(*joined, "--trust").code == 0
     assert fedbcd("check", job).code in (0, 1)
     assert fedbcd("plan", job).code == 0
     assert fb.load_job(job).run().digest == run.summary["digest"]

@@ -10,8 +10,9 @@ Shapes: P parameters, F values of a model.
 """
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -94,6 +95,27 @@ class Layout:
             for slot in (*self.parameters, *self.buffers):
                 tensors[slot.name].copy_(flat[slot.start : slot.stop].reshape(slot.shape))
         return module
+
+
+def names_in(module: nn.Module) -> dict[str, Any]:
+    """By which a flat vector can be taken apart again without the module: names and shapes of its
+    tensors, counters with their values, and names of frozen parameters, whose values are not in it.
+    """
+    layout, kept = Layout(module), module.state_dict()
+    spans = (*layout.parameters, *layout.buffers)
+    return {
+        "tensors": [[span.name, list(span.shape)] for span in spans],
+        "counters": {n: c.tolist() for n, c in layout.counters.items() if n in kept},
+        "frozen": [n for n, p in module.named_parameters() if not p.requires_grad],
+    }
+
+
+def taken_apart(flat: Tensor, names: Mapping[str, Any]) -> dict[str, Tensor]:
+    """The tensors of a flat vector, by names."""
+    spans = [*_spans(((name, torch.Size(shape)) for name, shape in names["tensors"]), 0)]
+    found = {s.name: flat[s.start : s.stop].reshape(s.shape).contiguous() for s in spans}
+    counters = {name: torch.tensor(value) for name, value in names["counters"].items()}
+    return found | counters
 
 
 def _spans(named_shapes: Iterator[tuple[str, torch.Size]], start: int) -> Iterator[Span]:

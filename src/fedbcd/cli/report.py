@@ -59,14 +59,14 @@ def export_command(
     """Write one model of a run as safetensors and ONNX, checked by loading it again, with a model
     card beside it.
     """
-    from fedbcd.export import FORMATS, Choice, export_run
+    from fedbcd.export import Choice, export_run
 
     if (device is None) == (not global_) or (server is not None and not global_):
         raise ConfigError(
             "give --device I for a personal model, or --global (with --server N for one server's)"
         )
     with waiting("exporting ..."), imports(allowed=trust):
-        done = export_run(run, Choice(device, server), out, tuple(format_ or FORMATS))
+        done = export_run(run, Choice(device, server), out, tuple(format_) if format_ else None)
     screen = screen_for(as_json)
     for path in done.files:
         say(

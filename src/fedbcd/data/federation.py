@@ -42,6 +42,7 @@ from fedbcd.data.samples import Pool
 from fedbcd.data.understood import (
     check_function,
     check_kind,
+    check_metrics,
     check_module,
     is_pair,
     labels_as_int64,
@@ -203,6 +204,7 @@ class Federation:
         augment: Augment | None,
     ) -> None:
         metric, metrics = said
+        check_metrics(metric, metrics)
         if metric is not None and metrics:
             raise ConfigError("metric=... and metrics=[...] are both given; put all into metrics")
         self.example = self.pool.take(self.positions[:1])
@@ -544,5 +546,5 @@ def _grouped(servers: Any) -> Any:
     return [sorted(own) if isinstance(own, unordered) else own for own in groups]
 
 
-for name in ("model", "loss", "devices", "servers", "test", "metric", "transform", "augment"):
+for name in ("model", "loss", "devices", "servers", "test", "metrics", "transform", "augment"):
     PLACES[name] = f"fb.Federation(..., {name}=...)"

@@ -13,6 +13,7 @@ from torch.nn.parameter import is_lazy
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from fedbcd.config import shown
+from fedbcd.data.measures import Measure
 from fedbcd.errors import ConfigError, DataError
 
 SMALL = (torch.int8, torch.int16, torch.int32)  # of labels, which losses want as int64
@@ -143,6 +144,20 @@ def check_function(what: str, given: Any, example: str, classes: bool = False) -
         raise ConfigError(f"{what} = {name} is a class; give a value of it, {name}(...)")
     if not callable(given):
         raise ConfigError(f"{what} = {shown(given)} is no function; give one, such as {example}")
+
+
+def check_metrics(metric: Any, metrics: Any) -> None:
+    """Refuse what models cannot be measured by."""
+    if isinstance(metric, list | tuple | Mapping):
+        raise ConfigError(f"metric = {shown(metric)} is several; give metrics=[...]")
+    if not isinstance(metrics, list | tuple):
+        raise ConfigError(
+            f"metrics = {shown(metrics)} must be a list of fb.Measures and functions of (outputs,"
+            " targets)"
+        )
+    for each in (*metrics, *([] if metric is None else [metric])):
+        if not isinstance(each, Measure):
+            check_function("metric", each, "fb.accuracy")
 
 
 def check_module(what: str, module: Any) -> nn.Module:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from fedbcd.algorithm.params import Layout
+from fedbcd.algorithm.params import Layout, names_in
 from fedbcd.compute.rows import ManyModels, Rows, SomeRows
 from fedbcd.config import called, convert
 from fedbcd.data.federation import Federation, check_federation
@@ -212,6 +212,7 @@ class Run(Models):
             **notes_of(self.federation, *notes),
             "summary": json.dumps(self.summary),
             "finished": json.dumps(self.finished),
+            "names": json.dumps(names_in(self.federation.make_model(0))),
             "fedbcd_models": "1",
         }
         write_models(path / MODELS, self.personal_NF, self.global_VF, summary)

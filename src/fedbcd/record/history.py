@@ -9,6 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self, overload
 
+from fedbcd.config import nearest
 from fedbcd.errors import RecordError
 from fedbcd.record.html import html_table
 
@@ -225,7 +226,11 @@ class Table(Sequence[Row]):
     def __getitem__(self, index: int) -> Row: ...
     @overload
     def __getitem__(self, index: slice) -> Self: ...
-    def __getitem__(self, index: int | slice) -> "Row | Self":
+    @overload
+    def __getitem__(self, index: str) -> list[float]: ...
+    def __getitem__(self, index: int | slice | str) -> "Row | Self | list[float]":
+        if isinstance(index, str):
+            return self.column(index)
         return self._like(self._rows[index]) if isinstance(index, slice) else self._rows[index]
 
     def _like(self, rows: Iterable[Row]) -> Self:
@@ -349,7 +354,8 @@ class DeviceTable(Table):
 
 
 def no_column(name: str, columns: Iterable[str]) -> str:
-    return f"no column {name!r}; there are {', '.join(columns)}"
+    columns = tuple(columns)
+    return f"no column {name!r}{nearest(name, columns)}; there are {', '.join(columns)}"
 
 
 def _with_certificates(values: Mapping[str, float]) -> Row:
