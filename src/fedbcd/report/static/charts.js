@@ -183,9 +183,9 @@
     let wide = 0;
     new ResizeObserver(() => {
       if (!place.clientWidth || place.clientWidth === wide) return;
-      const before = wide;
       wide = place.clientWidth;
-      if (chart && (before < NARROW) === (wide < NARROW)) chart.setSize({ width: wide, height }); else update();
+      update();  // with or without labels
+      if (chart && chart.width !== wide) chart.setSize({ width: wide, height });
     }).observe(place);
     const self = { el: frame.el, update, redraw: () => { if (chart) chart.redraw(false, true); } };
     drawings.add(self);
@@ -225,7 +225,7 @@
   // ------------------------------------------------------------------------------------------------ drawn as SVG, anew for each width
   // `draw(svg, width)` fills an empty SVG element and returns its height and what it says.
   function drawing(title, draw, rows, note = null) {
-    const svg = s("svg", { role: "img" }), place = h("div", { class: "drawn" }, svg);
+    const svg = s("svg", { role: "img", "aria-label": title }), place = h("div", { class: "drawn" }, svg);
     const frame = framed(() => title, place, rows, () => standing(svg), note);
     function redraw() {
       const width = place.clientWidth;

@@ -107,7 +107,7 @@
   }
 
   sections.next = (app) => {
-    const el = fedbcd.section("next", "All remarks", "Drawn from the numbers of each run; each names the figure it rests on.", true);
+    const el = fedbcd.section("next", "All remarks", "Drawn from the numbers of each run; each names the figure it rests on.", !app.isLive());
     const place = h("div");
     el.body.append(place);
     return { id: "next", title: "Remarks", el, uses: (run) => run.advice, update: () => place.replaceChildren(...app.view.runs.flatMap((run) => [
