@@ -81,7 +81,7 @@ class Client:
             ),
             on_letter=self.heard,
             about=self._about,
-            options=LinkOptions(gone_s=120.0, keepalive_s=120.0),
+            options=LinkOptions(gone_s=120.0),
             log=log_of(me, "error"),
         )
 

@@ -9,7 +9,6 @@ wait too). A letter that is refused is answered with the reason and changes noth
 
 import asyncio
 import json
-import math
 import time
 from collections import deque
 from collections.abc import Awaitable, Callable
@@ -17,25 +16,32 @@ from dataclasses import dataclass
 from typing import Any
 
 from fedbcd.engines.deploy.links.codec import (
+    CHUNK_BYTES,
+    LEAST_CHUNK,
+    Arriving,
     Assembler,
     WireLimits,
     decode_notice,
-    encode,
     encode_notice,
 )
 from fedbcd.engines.deploy.links.fedbcd_pb2 import (
+    Chunk,
     Frame,
+    Got,
     Message,
     Notice as NoticeFrame,
+    Part,
     Refused as RefusedFrame,
 )
 from fedbcd.engines.deploy.links.letter import Letter
 from fedbcd.engines.deploy.links.refusals import Counts, Refusals, reason_of
+from fedbcd.engines.deploy.links.sending import OVERHEARD, Sending, Write
 from fedbcd.errors import ProtocolError, Refused
 from fedbcd.protocol.messages import Actor
 from fedbcd.protocol.notices import Notice
 
 TEXT_BYTES = 65_536  # of a JSON text in Hello, Welcome or Notice
+LISTENS_S = 3.0  # that a peer has to take the reason why a connection ends
 REASON_CHARACTERS = 500  # characters of a reason that a peer gives
 
 OnLetter = Callable[[Letter], Awaitable[None]]
@@ -43,21 +49,17 @@ OnNotice = Callable[[Actor, Notice], Awaitable[None]]
 OnConnect = Callable[[Actor, dict[str, Any]], Awaitable[None]]
 OnDisconnect = Callable[[Actor], Awaitable[None]]
 Read = Callable[[], Awaitable[Frame | None]]  # None: the peer has ended the stream
-Write = Callable[[Frame], Awaitable[None]]
 
 
 @dataclass(frozen=True, kw_only=True)
 class LinkOptions:
     """How patient and how generous links are; times end in `_s` and are seconds."""
 
-    gone_s: float = 20.0  # a peer that does not answer a ping, or a Hello, for this long is gone
-    keepalive_s: float = (
-        20.0  # a ping after this long without traffic, so that no NAT forgets the connection
-    )
-    backoff_s: tuple[float, float] = (
-        0.25,
-        30.0,
-    )  # the first and the longest pause between two attempts to connect
+    gone_s: float = 10.0  # of silence, pings included, after which a connection is gone
+    connect_s: float = 60.0  # for a connection to be made, Hello and Welcome included
+    least_rate: float = 1000.0  # bytes a second; what arrives more slowly does not move
+    # the first and the longest pause between two attempts to connect
+    backoff_s: tuple[float, float] = (0.25, 30.0)
     letters_per_s: float = 100.0  # from one peer, in the long run
     burst: int = 200  # letters from one peer at once
     queue: int = 16  # letters that wait for one peer; more are dropped
@@ -65,6 +67,11 @@ class LinkOptions:
         1 << 28
     )  # of models that arrive at the same time, over all peers (one always may); the others wait
     watch_s: float = 1.0  # how often certificates and revocation list are looked at
+
+    def stalled_s(self, version: int) -> float:
+        """After so long the next part of a letter is not to be expected any more."""
+        chunk = CHUNK_BYTES if version == OVERHEARD else LEAST_CHUNK
+        return self.gone_s + chunk / self.least_rate
 
 
 class LinkTraffic:
@@ -80,6 +87,36 @@ class LinkTraffic:
         self.refusals = refusals
         self.options = options
         self.room = MemoryBudget(options.arriving_bytes)
+        self.kept = Kept(options.arriving_bytes)
+
+
+class Kept:
+    """What connections that broke have brought of letters, until these go on; the oldest go when
+    there are too many bytes.
+    """
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._parts: dict[Actor, Arriving] = {}
+
+    def put(self, peer: Actor, part: Arriving | None) -> None:
+        if part is None:
+            return
+        self.take(peer)
+        self._parts[peer] = part
+        while len(self._parts) > 1 and self._bytes > self._most:
+            del self._parts[next(iter(self._parts))]
+
+    def take(self, peer: Actor) -> Arriving | None:
+        return self._parts.pop(peer, None)
+
+    def look(self, peer: Actor) -> Part | None:
+        part = self._parts.get(peer)
+        return None if part is None else part.part
+
+    @property
+    def _bytes(self) -> int:
+        return sum(part.message.bytes for part in self._parts.values())
 
 
 class MemoryBudget:
@@ -156,84 +193,79 @@ class Connection:
         write: Write,
         on_letter: OnLetter,
         on_notice: OnNotice | None,
+        version: int = OVERHEARD,
+        part: Part | None = None,
     ) -> None:
+        """`part` is what the peer has of a letter that broke off."""
         self.me, self.peer = me, peer
         self._traffic = traffic
-        self._read, self.write = read, write
+        self._read, self._write = read, write
         self._on_letter, self._on_notice = on_letter, on_notice
-        self._assembler = Assembler(peer, me, traffic.limits)
+        self._version = version
+        self._assembler = Assembler(peer, me, traffic.limits, traffic.kept.take(peer))
         self._bucket = Bucket(traffic.options.letters_per_s, traffic.options.burst)
-        self._outgoing: deque[Letter | Frame] = deque()
-        self._wake = asyncio.Event()
+        self._out = Sending(self.write, traffic.counts, traffic.options.queue, version, part)
         self._cut = asyncio.Event()  # a peer that does not listen to the reason is cut off
         self.has_heard = False  # a letter or a notice
         self._ending: Closed | None = None
-        self._number = 0
         self._room = 0  # bytes taken for the model that arrives
-        self.model_sent_at = (
-            -math.inf
-        )  # when a part of a model last went out, by the monotonic clock
-        self._heard_at = time.monotonic()
+        self._heard_at = self._part_at = time.monotonic()
         self._is_listening = True
 
     @property
     def moved_at(self) -> float:
-        """When a frame last came, or a part of a model last went; now, while a frame is dealt with,
-        since nobody listens meanwhile.
+        """When a frame last came, or a part of a model last arrived there; now, while a frame is
+        dealt with, since nobody listens meanwhile.
         """
         return max(self._heard_at, self.model_sent_at) if self._is_listening else time.monotonic()
 
+    @property
+    def model_sent_at(self) -> float:
+        """When a part of a model last arrived at the peer, by the monotonic clock."""
+        return self._out.flow.moved_at
+
+    @property
+    def model_moved_at(self) -> float:
+        """When a part of a model last arrived, here or there; now, if it may go on."""
+        moved, now = max(self.model_sent_at, self._part_at), time.monotonic()
+        is_under_way = self._out.is_under_way or self._assembler.is_open
+        return now if is_under_way and now - moved < self._stalled_s else moved
+
+    @property
+    def _stalled_s(self) -> float:
+        return self._traffic.options.stalled_s(self._version)
+
     # ---------------------------------------------------------------------------------------------
     # sending
-    def send(self, item: Letter | Frame) -> bool:
-        """Queue a letter; False if it is dropped: too many wait, or the connection is ending."""
-        if self._ending is not None or len(self._outgoing) >= self._traffic.options.queue:
-            return False
-        self._put(item)
-        return True
+    def send(self, item: Letter) -> bool:
+        """Queue a letter, unless it is on its way already; False if it is dropped: too many wait,
+        or the connection is ending.
+        """
+        return self._out.letter(item)
 
     def notice(self, notice: Notice) -> bool:
-        return self.send(encode_notice(notice))
+        return self._out.notice(encode_notice(notice))
+
+    def keep(self) -> None:
+        """What has come of a letter, for it to go on by another connection."""
+        if self._version > OVERHEARD:
+            self._traffic.kept.put(self.peer, self._assembler.take())
 
     def end(self, reason: str, sentence: str) -> None:
         """Tell the peer why, then end; what still waits for it is dropped."""
         if self._ending is None:
             self._ending = Closed(reason, sentence)
-            self._outgoing.clear()
-            self._put(refused_frame(reason, sentence, final=True))
-            asyncio.get_running_loop().call_later(self._traffic.options.gone_s, self._cut.set)
+            self._out.end(refused_frame(reason, sentence, final=True))
+            asyncio.get_running_loop().call_later(LISTENS_S, self._cut.set)
 
-    def _put(self, item: Letter | Frame) -> None:
-        self._outgoing.append(item)
-        self._wake.set()
+    async def write(self, frame: Frame) -> None:
+        await self._write(frame)
+        self._traffic.counts.bytes_out += frame.ByteSize()
 
     async def _send_all(self) -> None:
-        while True:
-            while self._outgoing:
-                await self._send_one(self._outgoing.popleft())
-            if self._ending is not None:
-                raise self._ending
-            self._wake.clear()
-            await self._wake.wait()
-
-    async def _send_one(self, item: Letter | Frame) -> None:
-        if isinstance(item, Frame):
-            await self._write_counted(item)
-            return
-        self._number += 1
-        for frame in encode(item, self._number):
-            await self._write_counted(frame)
-            if frame.HasField(
-                "chunk"
-            ):  # those of a peer that does not read soon find no room; small frames always do
-                self.model_sent_at = time.monotonic()
-            if self._ending is not None:
-                return  # the peer is told in the middle of a letter, not after it
-        self._traffic.counts.letters_out += 1
-
-    async def _write_counted(self, frame: Frame) -> None:
-        await self.write(frame)
-        self._traffic.counts.bytes_out += frame.ByteSize()
+        await self._out.run()
+        assert self._ending is not None
+        raise self._ending
 
     # ---------------------------------------------------------------------------------------------
     # receiving
@@ -255,13 +287,14 @@ class Connection:
                     self._give_room_back()
 
     async def _read_in_time(self) -> Frame | None:
-        """The next frame; in the middle of a letter, which takes room, it has to come within the
-        time of a peer that is gone.
+        """The next frame; in the middle of a letter, which takes room, its next part has to come in
+        time.
         """
         if not self._assembler.is_open:
             return await self._read()
+        left_s = self._part_at + self._stalled_s - time.monotonic()
         try:
-            async with asyncio.timeout(self._traffic.options.gone_s):
+            async with asyncio.timeout(left_s):
                 return await self._read()
         except TimeoutError:
             raise Closed("stalled", f"{self.peer} stopped in the middle of a letter") from None
@@ -271,7 +304,9 @@ class Connection:
         if kind == "message":
             await self._receive_message(frame.message)
         elif kind == "chunk":
-            await self._deliver(self._assembler.chunk(frame.chunk))
+            await self._receive_chunk(frame.chunk)
+        elif kind == "got":
+            await self._receive_got(frame.got)
         elif kind == "notice":
             await self._receive_notice(frame.notice)
         elif kind == "refused":
@@ -298,7 +333,18 @@ class Connection:
             self._room = await self._traffic.room.take(
                 min(message.bytes, self._traffic.limits.largest_bytes)
             )
+        self._part_at = time.monotonic()
         await self._deliver(self._assembler.message(message))
+
+    async def _receive_chunk(self, chunk: Chunk) -> None:
+        """That it has arrived is said whatever comes of it."""
+        self._part_at = time.monotonic()
+        self._out.has_arrived(chunk.number, chunk.offset + len(chunk.data))
+        await self._deliver(self._assembler.chunk(chunk))
+
+    async def _receive_got(self, got: Got) -> None:
+        if not self._out.heard(got) and not self._bucket.take():
+            await asyncio.sleep(self._bucket.pause_s)
 
     async def _deliver(self, letter: Letter | None) -> None:
         if letter is not None and self._ending is None:
@@ -329,8 +375,7 @@ class Connection:
 
     def _refuse(self, reason: str, sentence: str) -> None:
         self._traffic.refusals.note(self.peer, reason, sentence)
-        if self._ending is None and len(self._outgoing) < self._traffic.options.queue:
-            self._put(refused_frame(reason, sentence, final=False))
+        self._out.refusal(refused_frame(reason, sentence, final=False))
 
     def _give_room_back(self) -> None:
         self._traffic.room.give_back(self._room)
@@ -353,6 +398,7 @@ class Connection:
                 task.cancel()
             results = await asyncio.gather(*tasks, return_exceptions=True)
             self._give_room_back()
+            self.keep()
             self._ending = self._ending or Closed("gone", f"the connection to {self.peer} is gone")
         errors = [e for e in results if isinstance(e, Exception)]
         closed = next((e for e in errors if isinstance(e, Closed)), None)

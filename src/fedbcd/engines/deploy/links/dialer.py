@@ -28,6 +28,7 @@ from fedbcd.engines.deploy.links.endpoint import (
     SERVICE,
     LinkEnd,
     Peer,
+    part_of,
     software,
     words,
 )
@@ -172,7 +173,7 @@ class Dialer(LinkEnd):
                 return frame if isinstance(frame, Frame) else None  # EOF
 
             hello = self._hello()
-            async with asyncio.timeout(self.options.gone_s):
+            async with asyncio.timeout(self.options.connect_s):
                 await call.write(Frame(hello=hello))
                 answer = await read()
             if answer is None:
@@ -182,14 +183,10 @@ class Dialer(LinkEnd):
                 return Closed(answer.refused.reason, answer.refused.sentence, by_peer=True)
             certificate, about = self._check_welcome(answer, hello.nonce, own)
             self._last_trouble, self._since = "", time.monotonic()
+            welcome = answer.welcome
             connection = Connection(
-                self.me,
-                self.peer,
-                self._traffic,
-                read,
-                call.write,
-                self._on_letter,
-                self._on_notice,
+                *(self.me, self.peer, self._traffic, read, call.write),
+                *(self._on_letter, self._on_notice, welcome.version, part_of(welcome)),
             )
             try:
                 closed = await self._hold(self.peer, Peer(connection, b"", certificate), about)
@@ -223,6 +220,7 @@ class Dialer(LinkEnd):
             about=json.dumps(self._about()),
             model=[TensorShape(name=name, shape=shape) for name, shape in self._model.tensors],
             nonce=os.urandom(32),
+            part=self._traffic.kept.look(self.peer),
         )
 
     def _check_welcome(

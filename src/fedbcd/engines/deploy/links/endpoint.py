@@ -24,7 +24,7 @@ from fedbcd.engines.deploy.links.connection import (
     OnLetter,
     OnNotice,
 )
-from fedbcd.engines.deploy.links.fedbcd_pb2 import Frame
+from fedbcd.engines.deploy.links.fedbcd_pb2 import Frame, Hello, Part, Welcome
 from fedbcd.engines.deploy.links.letter import Letter
 from fedbcd.engines.deploy.links.refusals import (
     Counts,
@@ -43,14 +43,12 @@ try:
 except ImportError as missing:
     raise MissingExtra(missing.name or "grpcio") from None
 
-OLDEST, NEWEST = 1, 1  # versions of fedbcd.proto that this code speaks
+OLDEST, NEWEST = 1, 2  # versions of fedbcd.proto that this code speaks
 SERVICE = "fedbcd.v1.Federation"
 FRAME_BYTES = (
     1 << 20
 )  # the largest frame that is read: a chunk, or the Hello of a model with thousands of tensors
-# what a peer may have under way unread. A ping waits behind it: a line is too slow below
-# WINDOW_BYTES / gone_s
-WINDOW_BYTES = 1 << 18
+WINDOW_BYTES = 1 << 18  # what a peer may have under way unread
 TOLD = 5  # sentences of trouble in a status, at most
 
 About = Callable[[], dict[str, Any]]
@@ -130,6 +128,10 @@ class LinkEnd:
         entry = self._peers.get(peer)
         return -math.inf if entry is None else entry.connection.model_sent_at
 
+    def model_moved_at(self, peer: Actor) -> float:
+        entry = self._peers.get(peer)
+        return -math.inf if entry is None else entry.connection.model_moved_at
+
     def refuse(self, peer: Actor, reason: str, sentence: str) -> None:
         entry = self._peers.get(peer)
         if entry is not None:
@@ -190,17 +192,13 @@ class LinkEnd:
             seen = credentials.generation
 
     def _channel_options(self) -> list[tuple[str, int | str]]:
-        options = self.options
+        """gRPC itself asks who is silent, from the first moment and also while Python is busy."""
+        gone_ms = int(self.options.gone_s * 1000)
         return [
-            ("grpc.keepalive_time_ms", int(options.keepalive_s * 1000)),
-            (
-                "grpc.keepalive_timeout_ms",
-                int(options.gone_s * 10_000),
-            ),  # also TCP_USER_TIMEOUT, which would cut slow lines off
-            (
-                "grpc.http2.ping_timeout_ms",
-                int(options.gone_s * 1000),
-            ),  # the one that finds silent peers
+            ("grpc.keepalive_time_ms", gone_ms // 4),
+            ("grpc.http2.ping_timeout_ms", gone_ms * 3 // 4),
+            # only TCP_USER_TIMEOUT: that nothing arrives of what was sent
+            ("grpc.keepalive_timeout_ms", gone_ms * 3 // 4),
             ("grpc.keepalive_permit_without_calls", 1),
             ("grpc.http2.max_pings_without_data", 0),
             ("grpc.max_receive_message_length", FRAME_BYTES),
@@ -213,6 +211,11 @@ class LinkEnd:
 def trouble_of(*ends: LinkEnd | None) -> list[str]:
     found = [sentence for end in ends if end is not None for sentence in end.trouble]
     return found if len(found) <= TOLD else [*found[:TOLD], f"... and {len(found) - TOLD} more"]
+
+
+def part_of(greeting: Hello | Welcome) -> Part | None:
+    """What a peer has of a letter that broke off."""
+    return greeting.part if greeting.HasField("part") else None
 
 
 def words(error: BaseException) -> str:

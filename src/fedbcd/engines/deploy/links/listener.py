@@ -20,6 +20,7 @@ from fedbcd.engines.deploy.links.endpoint import (
     About,
     LinkEnd,
     Peer,
+    part_of,
     software,
 )
 from fedbcd.engines.deploy.links.fedbcd_pb2 import (
@@ -156,13 +157,16 @@ class Listener(LinkEnd):
             await asyncio.wait(self._handlers, timeout=self.options.gone_s)
 
     def _server_options(self) -> list[tuple[str, int | str]]:
-        gone_ms = int(self.options.gone_s * 1000)
+        options = self.options
         return [
             *self._channel_options(),
             ("grpc.http2.min_recv_ping_interval_without_data_ms", 100),
             ("grpc.http2.max_ping_strikes", 0),
-            ("grpc.server_handshake_timeout_ms", gone_ms),
-            ("grpc.max_connection_idle_ms", 3 * gone_ms),  # a connection without a stream
+            ("grpc.server_handshake_timeout_ms", int(options.connect_s * 1000)),
+            (
+                "grpc.max_connection_idle_ms",
+                int(options.gone_s * 3000),
+            ),  # a connection without a stream
             ("grpc.max_concurrent_streams", 4),
             ("grpc.so_reuseport", 0),  # a second listener at the same port is a mistake
         ]
@@ -186,7 +190,7 @@ class Listener(LinkEnd):
             return frame if isinstance(frame, Frame) else None  # EOF
 
         try:
-            hello = await asyncio.wait_for(read(), self.options.gone_s)
+            hello = await asyncio.wait_for(read(), self.options.connect_s)
         except TimeoutError:
             return
         peer, certificate = f"unknown at {context.peer().rpartition(':')[0]}", None
@@ -200,10 +204,14 @@ class Listener(LinkEnd):
             await context.write(refused_frame(reason_of(error), str(error), final=True))
             return
         assert hello is not None
-        connection = Connection(
-            self.me, peer, self._traffic, read, context.write, self._on_letter, self._on_notice
-        )
         self._retire(peer, hello.hello.instance)
+        kept = self._traffic.kept.look(peer)
+        if kept is not None:
+            welcome.part.CopyFrom(kept)
+        connection = Connection(
+            *(self.me, peer, self._traffic, read, context.write),
+            *(self._on_letter, self._on_notice, welcome.version, part_of(hello.hello)),
+        )
         try:
             await self._hold(
                 peer,
@@ -286,6 +294,7 @@ class Listener(LinkEnd):
         old = self._peers.get(peer)
         if old is None:
             return
+        old.connection.keep()
         if old.instance == instance:
             old.connection.end("reconnected", f"{peer} has connected anew")
             return

@@ -51,8 +51,7 @@ class Peers:
             self.dialer.options = self._patient()
 
     def _patient(self) -> LinkOptions:
-        gone_s = self._patience.seconds()
-        return LinkOptions(gone_s=gone_s, keepalive_s=gone_s)
+        return LinkOptions(gone_s=self._patience.seconds())
 
     @property
     def dialled(self) -> Actor | None:
