@@ -45,7 +45,7 @@ class Flow:
 
     @property
     def has_room(self) -> bool:
-        return self._under_way < self._window
+        return self._under_way == 0 or self._under_way + self.chunk <= self._window
 
     def sent(self, letter: int, offset: int, size: int) -> None:
         if self.is_told:
