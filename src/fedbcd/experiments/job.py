@@ -481,9 +481,9 @@ def _parsed(table: Mapping[str, Any], recorded: bool) -> list[Job]:
     if not (isinstance(runs, list) and runs and all(isinstance(entry, Mapping) for entry in runs)):
         raise ConfigError("runs must be a list of tables, written [[runs]]")
     base = {key: value for key, value in table.items() if key != "runs"}
-    seeds_in(table)  # refuses what they cannot be
-    if isinstance(base.get("run"), Mapping):  # they are not of one run, but how many there are
-        base["run"] = {key: value for key, value in base["run"].items() if key != "seeds"}
+    seeds_in(table)  # not of one run, but how many there are
+    if isinstance(run := base.get("run"), Mapping):
+        base["run"] = {key: value for key, value in run.items() if key != "seeds"}
     jobs = []
     for number, entry in enumerate(runs):
         check_keys(entry, {*SECTIONS, "title", "modules"}, f"runs #{number + 1}")

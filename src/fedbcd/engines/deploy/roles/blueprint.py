@@ -24,7 +24,16 @@ from fedbcd.describe import describe
 from fedbcd.errors import ConfigError
 from fedbcd.protocol import Coordinator, Device, Server
 from fedbcd.protocol.clouds import Cloud
-from fedbcd.protocol.messages import server_actor
+from fedbcd.protocol.messages import (
+    Activated,
+    Event,
+    GlobalUpdated,
+    Mixed,
+    Restored,
+    ServerReady,
+    Uploaded,
+    server_actor,
+)
 from fedbcd.recorded import going_on, in_record
 from fedbcd.schedule.availability import Availability, AvailableDevices, PerServer, at_server
 from fedbcd.spec import RunSpec
@@ -137,13 +146,19 @@ class Blueprint:
         return self.bound.upload.size + (3 if self.bound.needs_counts else 1), torch.float64
 
     @property
-    def vectors(self) -> frozenset[tuple[int, torch.dtype]]:
-        """Length and dtype of all that travels."""
-        sizes = (self.bound.heard.size, self.bound.model.size, self.bound.upload.size)
-        wire = self.bound.wire
-        laid = () if wire is None else (wire.dtype, CONTRIBUTION)
-        also = ((self.bound.upload.size, dtype) for dtype in laid)
-        return frozenset({self.report, *also, *((size, DTYPE) for size in sizes)})
+    def vectors(self) -> dict[type[Event], frozenset[tuple[int, torch.dtype]]]:
+        """Length and dtype of what may come with each event."""
+        bound, wire = self.bound, self.bound.wire
+        upload = (bound.upload.size, DTYPE if wire is None else wire.dtype)
+        kept = {(bound.upload.size, DTYPE if wire is None else CONTRIBUTION)}
+        model = (bound.model.size, DTYPE)
+        return {
+            Activated: frozenset({(bound.heard.size, DTYPE)}),
+            Uploaded: frozenset({upload}),
+            Restored: frozenset({model, (bound.heard.size, DTYPE), *kept}),
+            ServerReady: frozenset({self.report}),
+            **dict.fromkeys((Mixed, GlobalUpdated), frozenset({model})),
+        }
 
     @property
     def devices(self) -> int:
