@@ -20,6 +20,7 @@ from fedbcd.protocol.messages import (
     server_actor,
 )
 from fedbcd.record.eventlog import Log
+from fedbcd.schedule.deadline import Deadline
 
 
 class Observer(Protocol):
@@ -44,14 +45,14 @@ class Machines:
         offline_limit: int | None,
         late: Collection[int] = (),
         at_once: int | None = None,
+        deadline: Deadline | None = None,
     ) -> None:
         """`late` devices have a home, but are members only from their DeviceJoined on."""
         self.coordinator: Coordinator = cloud.coordinator(len(servers), iterations)
         early = [[device for device in members if device not in late] for members in servers]
-        self.servers = [
-            Server(n, members, active, iterations, cloud.sync, at_once)
-            for n, members in enumerate(early)
-        ]
+        rule = deadline or Deadline()
+        phases = active, iterations, cloud.sync, at_once, rule.least, rule.spare
+        self.servers = [Server(n, members, *phases) for n, members in enumerate(early)]
         self.groups = servers  # with those who join late
         self.devices: dict[int, Device] = {}
         self.home: dict[int, int] = {

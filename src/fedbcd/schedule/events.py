@@ -18,6 +18,7 @@ from fedbcd.protocol.messages import (
     DROPOUT,
     Actor,
     Command,
+    DeadlinePassed,
     DeviceJoined,
     DeviceLeft,
     Event,
@@ -36,7 +37,9 @@ from fedbcd.protocol.messages import (
     number_of,
     server_actor,
 )
+from fedbcd.protocol.server import ServerState
 from fedbcd.schedule.availability import Availability, AvailableDevices, Devices
+from fedbcd.schedule.deadline import Deadline
 from fedbcd.schedule.delays import Clock, Floats
 from fedbcd.schedule.driver import Driver
 from fedbcd.schedule.times import Times
@@ -59,6 +62,7 @@ class Schedule:
     leaves: Mapping[int, int] = field(default_factory=dict)
     sent: tuple[float, float] = (0.0, 0.0)  # bytes of an activation, down and up
     availability: Availability | None = None
+    deadline: Deadline | None = None
 
 
 class Simulation:
@@ -124,6 +128,11 @@ class Simulation:
     # ---------------------------------------------------------------------------------------------
     # delivery
     def _on_time(self, actor: Actor, event: Event) -> None:
+        if isinstance(event, DeadlinePassed):
+            machine = self.machines.servers[number_of(actor)]
+            if machine.state is ServerState.COLLECTING and machine.phase == event.phase:
+                self._deliver(actor, event)
+            return
         device = number_of(actor)
         if device in self._gone:
             return
@@ -167,6 +176,9 @@ class Simulation:
                 self._start_work(actor, command)
             case OpenPhase():
                 self._opened.append(number_of(actor))
+                rule = self.schedule.deadline
+                if rule is not None and rule.after is not None:
+                    self._at(self.now + rule.after, actor, DeadlinePassed(phase=command.phase))
 
     def _at(self, time: float, actor: Actor, event: Event) -> None:
         heapq.heappush(self._agenda, (time, next(self._order), actor, event))
@@ -213,6 +225,9 @@ class Simulation:
             candidates = self._available(server)
             if self.schedule.method.at_once is not None:  # some are still at work
                 candidates = candidates[~np.isin(candidates, [*self._expected])]
+            elif self.schedule.deadline is not None:  # or have uploaded while it waited
+                busy = [*self._expected, *self.machines.servers[server].barred]
+                candidates = candidates[~np.isin(candidates, busy)]
             phase = np.array([self.machines.servers[server].phase])
             delay = self.times.arrivals(candidates, phase, self.now)
             self._arrivals[server] = _Arrivals(self.now, delay, candidates)
@@ -222,8 +237,10 @@ class Simulation:
     def _fill(self, server: int) -> None:
         """Let the next ones come to a server that has room for them."""
         room, at_once = self.schedule.active, self.schedule.method.at_once
-        if at_once is not None:
-            room = at_once - sum(home == server for home in self._expected.values())
+        if at_once is not None or self.schedule.deadline is not None:
+            machine = self.machines.servers[server]
+            room = machine.places + len(machine.working) if at_once is None else at_once
+            room -= sum(home == server for home in self._expected.values())
         for time, device in self._arrivals[server].take(room):
             self._invite(server, time, device)
 
@@ -277,6 +294,8 @@ class Simulation:
         arrivals = self._arrivals[server]
         if not arrivals.left:
             busy = np.array([*self._expected], dtype=np.int64)
+            if self.schedule.deadline is not None:
+                busy = np.array([*self._expected, *self.machines.servers[server].barred])
             here = np.concatenate([arrivals.devices, busy])
             rest = np.setdiff1d(self._members_of(server), here)
             phase = np.array([self.machines.servers[server].phase])
