@@ -193,17 +193,21 @@ class StoreOn:
         file, digest = self._saved.get(name) or self._files[name]
         path = f"{self._place}/tensors/{file}"
         try:
-            data = self._folder.read(self._unsynced.get(file, file))
-            if _digest([data]) != digest:
-                raise RecordError(
-                    f"{path} is damaged: its digest is not the one that was recorded; restore the"
-                    " store from a backup"
-                )
-            return unpack(data)
+            return unpack(self._checked(file, digest))
         except (OSError, ValueError, KeyError, TypeError, RuntimeError) as error:
             raise RecordError(
                 f"{path} is missing or damaged ({error}); restore the store from a backup"
             ) from None
+
+    def _checked(self, file: str, digest: bytes) -> bytearray:
+        """All of a file, which must be what was written."""
+        data = self._folder.read(self._unsynced.get(file, file))
+        if _digest([data]) != digest:
+            raise RecordError(
+                f"{self._place}/tensors/{file} is damaged: its digest is not the one that was"
+                " recorded; restore the store from a backup"
+            )
+        return data
 
     def save(self, name: str, tensor: Tensor) -> None:
         """Write a tensor to a new file; it is synced with the next commit, and current from then
@@ -313,12 +317,22 @@ class StoreOn:
 
     def _sweep(self) -> None:
         """Remove what a crash has left: files that were written but never committed, or replaced
-        but not removed.
+        but not removed. Not before what is current was found whole: of a damaged store nothing is
+        removed.
         """
-        current = {file for file, _ in self._files.values()}
-        for file in self._folder.names():
-            if file not in current:
-                self._folder.remove(file)
+        there = {*self._folder.names()}
+        current = dict(self._files.values())
+        missing = sorted(current.keys() - there)
+        if missing:
+            raise RecordError(
+                f"the store {self._place} lacks {len(missing)} files, such as tensors/{missing[0]};"
+                " restore it from a backup"
+            )
+        strays = sorted(there - current.keys())
+        for file, digest in current.items() if strays else ():
+            self._checked(file, digest)
+        for file in strays:
+            self._folder.remove(file)
 
     def close(self) -> None:
         """Let another process have it."""
