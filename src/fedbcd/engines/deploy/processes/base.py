@@ -20,6 +20,7 @@ from fedbcd.engines.deploy.links.codec import Declared
 from fedbcd.engines.deploy.links.letter import Letter
 from fedbcd.engines.deploy.links.refusals import reason_of
 from fedbcd.engines.deploy.processes.clock import SteadyClock, wall
+from fedbcd.engines.deploy.processes.descriptors import raise_limit
 from fedbcd.engines.deploy.processes.event_queue import Call, EventQueue
 from fedbcd.engines.deploy.processes.exit_codes import ExitCode
 from fedbcd.engines.deploy.processes.failpoints import Failpoint, hit
@@ -216,6 +217,8 @@ def run_process(make: Callable[[], Process]) -> ExitCode:
     """Run one process to its end; what goes wrong before it runs is a sentence and an exit code as
     well.
     """
+
+    raise_limit()
 
     async def whole() -> ExitCode:
         return await make().run()

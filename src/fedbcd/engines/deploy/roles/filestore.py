@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from fedbcd.engines.deploy.processes.exit_codes import DiskError, ExitCode, is_of_the_disk
+from fedbcd.engines.deploy.processes.descriptors import are_exhausted, unwritten
+from fedbcd.engines.deploy.processes.exit_codes import ExitCode, is_of_the_disk
 from fedbcd.engines.deploy.roles.store import Saved, StoreOn
 from fedbcd.errors import RecordError
 from fedbcd.protocol.messages import Command, Event
@@ -87,8 +88,8 @@ class FileStore(StoreOn):
             TypeError,
         ) as error:  # the last two: what is left of a damaged database
             self._unlock()
-            if is_of_the_disk(error, path):
-                raise DiskError(f"the store {path}", error) from None
+            if are_exhausted(error) or is_of_the_disk(error, path):
+                raise unwritten(f"the store {path}", error) from None
             remedy = "restore a backup; only a device may begin with an empty folder instead"
             raise RecordError(f"the store {path} cannot be used ({error}); {remedy}") from None
         except BaseException:

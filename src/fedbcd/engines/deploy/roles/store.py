@@ -16,7 +16,7 @@ from typing import Protocol
 
 from torch import Tensor
 
-from fedbcd.engines.deploy.processes.exit_codes import DiskError
+from fedbcd.engines.deploy.processes.descriptors import unwritten
 from fedbcd.engines.deploy.processes.failpoints import Failpoint, hit
 from fedbcd.errors import RecordError
 from fedbcd.record.eventlog import Transition
@@ -216,7 +216,7 @@ class StoreOn:
         try:
             self._save(name, tensor)
         except OSError as error:
-            raise DiskError(f"the store {self._place}", error) from None
+            raise unwritten(f"the store {self._place}", error) from None
 
     def _save(self, name: str, tensor: Tensor) -> None:
         pieces = pack(tensor)
@@ -276,7 +276,7 @@ class StoreOn:
             self._sync_files()
             self._commit(steps, facts)
         except (OSError, sqlite3.Error) as error:
-            raise DiskError(f"the store {self._place}", error) from None
+            raise unwritten(f"the store {self._place}", error) from None
         self._remove_old()
 
     def _sync_files(self) -> None:
