@@ -193,21 +193,13 @@ class StoreOn:
         file, digest = self._saved.get(name) or self._files[name]
         path = f"{self._place}/tensors/{file}"
         try:
-            return unpack(self._checked(file, digest))
+            data = self._folder.read(self._unsynced.get(file, file))
+            _check_digest(data, digest, path)
+            return unpack(data)
         except (OSError, ValueError, KeyError, TypeError, RuntimeError) as error:
             raise RecordError(
                 f"{path} is missing or damaged ({error}); restore the store from a backup"
             ) from None
-
-    def _checked(self, file: str, digest: bytes) -> bytearray:
-        """All of a file, which must be what was written."""
-        data = self._folder.read(self._unsynced.get(file, file))
-        if _digest([data]) != digest:
-            raise RecordError(
-                f"{self._place}/tensors/{file} is damaged: its digest is not the one that was"
-                " recorded; restore the store from a backup"
-            )
-        return data
 
     def save(self, name: str, tensor: Tensor) -> None:
         """Write a tensor to a new file; it is synced with the next commit, and current from then
@@ -330,7 +322,7 @@ class StoreOn:
             )
         strays = sorted(there - current.keys())
         for file, digest in current.items() if strays else ():
-            self._checked(file, digest)
+            _check_digest(self._folder.read(file), digest, f"{self._place}/tensors/{file}")
         for file in strays:
             self._folder.remove(file)
 
@@ -344,6 +336,14 @@ def _digest(pieces: Sequence[Piece | bytearray]) -> bytes:
     for piece in pieces:
         found.update(piece)
     return found.digest()
+
+
+def _check_digest(data: bytearray, digest: bytes, path: str) -> None:
+    if _digest([data]) != digest:
+        raise RecordError(
+            f"{path} is damaged: its digest is not the one that was recorded; restore the store"
+            " from a backup"
+        )
 
 
 def _serial(file: str) -> int:
