@@ -21,7 +21,7 @@ from fedbcd.cli import app
 from fedbcd.engines.deploy.links.letter import Letter
 from fedbcd.engines.deploy.local.status_client import pid_in
 from fedbcd.engines.deploy.processes.exit_codes import DiskError, ExitCode, is_of_the_disk
-from fedbcd.engines.deploy.processes.room import Room
+from fedbcd.engines.deploy.processes.free_space import FreeSpace
 from fedbcd.engines.deploy.roles.filestore import FileStore
 from fedbcd.protocol.messages import COORDINATOR, Actor, RetryDue, Woke
 from fedbcd.spec import RunSpec
@@ -157,7 +157,7 @@ def test_new_work_stops_before_the_disk_is_full(tmp_path: Path) -> None:
     done = CliRunner().invoke(app, ["coordinator", str(file), "--init", "--plain"])
     assert done.exit_code == ExitCode.DISK
     assert "fewer than deploy.reserve_mb = 1e+09); make room" in done.stderr
-    room = Room(tmp_path, 0.0)
+    room = FreeSpace(tmp_path, 0.0)
     room.check()
     assert room.free_mb > 0
 

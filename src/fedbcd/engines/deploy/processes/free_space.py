@@ -1,4 +1,4 @@
-"""Room on the disk of a role: new work stops while there is still enough for what is under way."""
+"""Free space on the disk of a role: new work stops while there is still enough for what is under way."""
 
 import os
 import time
@@ -9,7 +9,7 @@ from fedbcd.engines.deploy.processes.exit_codes import DiskError
 LOOK_S = 1.0  # between two looks
 
 
-class Room:
+class FreeSpace:
     """Of the disk that a store is on. A role ends, in good order, before its disk is full."""
 
     def __init__(self, folder: Path, reserve_mb: float) -> None:
