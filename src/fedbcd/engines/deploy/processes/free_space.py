@@ -1,4 +1,4 @@
-"""Free space on the disk of a role: new work stops while there is still enough for what is under way."""
+"""Free space on the disk of a role: new work stops before what is under way has none."""
 
 import os
 import time
