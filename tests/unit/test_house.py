@@ -67,7 +67,6 @@ ELSEWHERE = {
     "engines/deploy/local/log_order": "deploy/test_clocks.py",
     "engines/deploy/local/merged_log": "deploy/test_growing.py",
     "engines/deploy/local/status_client": "deploy/test_exits.py",
-    "engines/deploy/processes/free_space": "deploy/test_full_disk.py",
     "engines/environment": "unit/test_report.py",
     "engines/interrupts": "engines/test_stopping.py",
     "engines/joining": "scenarios/test_newcomers.py",
