@@ -80,7 +80,7 @@ class Settings:
     algorithm: str
     cloud: str
     first: int
-    active: int
+    active: int | tuple[int, ...]  # of all servers, or of each
     available: int
     offline_limit: int
     penalty: dict[int, float]
@@ -490,10 +490,10 @@ class Simulation:
         if s.deadline < math.inf:
             self.later(time + s.deadline, partial(self.pass_deadline, n=n, phase=phase))
         self.let_in(time, n)
-        if self.is_complete(server):
+        if self.is_complete(n):
             self.later(time, partial(self.end_phase, n=n))
             return
-        for _ in range(self.needed(server) + s.spare - len(server.came) - len(under_way)):
+        for _ in range(self.needed(n) + s.spare - len(server.came) - len(under_way)):
             self.invite(n, time)
         if not server.selected:
             self.later(time, partial(self.end_phase, n=n))
@@ -503,26 +503,32 @@ class Simulation:
         server = self.servers[n]
         if server.is_open and server.phases == phase + 1:
             server.is_overdue = True
-            if self.is_complete(server):
+            if self.is_complete(n):
                 self.end_phase(time, n)
 
-    def needed(self, server: Server) -> int:
+    def needed(self, n: int) -> int:
         """How many uploads end the phase: q, or all of those who have not been lost in it."""
-        s = self.settings
-        most = min(s.active, s.least) if server.is_overdue else s.active
+        server, q = self.servers[n], self.q(n)
+        most = min(q, self.settings.least) if server.is_overdue else q
         return min(most, len(server.copies) - len(server.lost))
 
-    def has_place(self, server: Server) -> bool:
+    def has_place(self, n: int) -> bool:
+        server = self.servers[n]
         under_way = len(server.came) + len(server.at_work)
-        return server.is_open and self.needed(server) + self.settings.spare > under_way
+        return server.is_open and self.needed(n) + self.settings.spare > under_way
 
     def let_in(self, time: float, n: int) -> None:
         """Those who ask, as long as there are places; nobody comes twice in a phase."""
         server = self.servers[n]
         for i in [*server.asking]:
-            if self.has_place(server) and i not in server.came and i not in server.lost:
+            if self.has_place(n) and i not in server.came and i not in server.lost:
                 server.asking.remove(i)
                 self.begin(time, n, i)
+
+    def q(self, n: int) -> int:
+        """How many uploads a server waits for."""
+        active = self.settings.active
+        return active if isinstance(active, int) else active[n]
 
     def invite(self, n: int, time: float) -> None:
         """The next arrival may take part."""
@@ -628,9 +634,9 @@ class Simulation:
             return
         server.lost.append(i)
         self.let_in(time, n)
-        if self.settings.has_deadline and not (self.is_complete(server) or self.has_place(server)):
+        if self.settings.has_deadline and not (self.is_complete(n) or self.has_place(n)):
             return
-        if self.is_complete(server):
+        if self.is_complete(n):
             self.end_phase(time, n)
             return
         if not server.waiting:
@@ -640,9 +646,9 @@ class Simulation:
             )
         self.invite(n, time)
 
-    def is_complete(self, server: Server) -> bool:
+    def is_complete(self, n: int) -> bool:
         """Whether nobody is missing, of q or of all who have not been lost in this phase."""
-        return len(server.came) >= self.needed(server)
+        return len(self.servers[n].came) >= self.needed(n)
 
     def length_of(self, i: int, activation: int) -> int:
         """How many drawn times an activation lasts: its steps, epochs or penalty steps."""
@@ -698,7 +704,7 @@ class Simulation:
         # A1.14: the copies of the others stay as they are
         server.copies[i] = self.understood(n, i, x)
         server.came.append(i)
-        if self.is_complete(server):
+        if self.is_complete(n):
             self.end_phase(time, n)
         else:
             self.let_in(time, n)

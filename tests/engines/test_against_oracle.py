@@ -56,7 +56,7 @@ class ReluNet(Net):
 class Case:
     algorithm: fb.Algorithm
     cloud: fb.Cloud
-    active: int = 2
+    active: int | tuple[int, ...] = 2
     rounds: int = 12
     joins: tuple[tuple[int, int], ...] = ()
     leaves: tuple[tuple[int, int], ...] = ()
@@ -137,6 +137,7 @@ CASES |= {
     "slow-devices": Case(BCD, fb.AsyncCloud(first=2), clock=SLOW),
     "slow-devices-sync": Case(BCD, fb.SyncCloud(), clock=SLOW, active=5),
     "slow-devices-fedbcd-i": Case(BCDI_3, fb.AsyncCloud(first=2), clock=SLOW, active=3),
+    "own-active": Case(BCDI_3, fb.AsyncCloud(first=2), clock=UNSTEADY, active=(3, 1, 2)),
     "night-and-dropouts": Case(BCD, fb.RigorousCloud(first=2), clock=UNSTEADY, active=4),
     "pull-as-momentum": Case(replace(BCDI, momentum_after_contact="pull"), fb.AsyncCloud(first=2)),
     "momentum-restarted": Case(
@@ -196,11 +197,9 @@ CASES |= {
 # beyond the paper: phases end with those that have come, and let in more than they need
 SHORT, SPARE = fb.Deadline(2.0, 1), fb.Deadline(spare=2)
 CASES |= {
-    "deadline-sync": Case(BCD, CLOUDS["sync"], active=4, deadline=SHORT),
     "deadline-and-spare-sync": Case(
         BCD, CLOUDS["sync"], active=3, rounds=20, clock=SLOW, deadline=fb.Deadline(4.0, 2, 1)
     ),
-    "spare-async": Case(BCD, CLOUDS["async"], deadline=SPARE),
     "deadline-async": Case(BCD, CLOUDS["async"], active=3, clock=SLOW, deadline=SHORT),
     "deadline-rigorous": Case(
         BCD, CLOUDS["rigorous"], active=4, clock=UNSTEADY, deadline=fb.Deadline(3.0, 2, 1)

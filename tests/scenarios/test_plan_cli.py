@@ -264,9 +264,9 @@ def test_a_log_without_arrivals_is_named(tmp_path: Path) -> None:
         assert "has no arrivals" in answer.err
 
 
-def test_the_package_is_imported_in_a_third_of_a_second_beside_torch_without_scipy() -> None:
-    """In processor time: 0.3 s, or on a slow machine a third of what torch takes; the best of some
-    tries, since the same work counts more on a busy machine.
+def test_the_package_is_imported_in_0_3_s_beside_torch_without_scipy() -> None:
+    """In processor time: 0.3 s where torch takes 0.65 s, and on a slow or busy machine, on which
+    the same work counts more, as much more as torch does; the best of some tries.
     """
     code = """if True:
         import sys, time
@@ -284,7 +284,7 @@ def test_the_package_is_imported_in_a_third_of_a_second_beside_torch_without_sci
         found = subprocess.check_output([sys.executable, "-c", code], env=environment, text=True)
         torchs, ours, scipy = found.split()
         assert scipy == "False"
-        tries.append(float(ours) < max(0.3, float(torchs) / 3))
+        tries.append(float(ours) < 0.3 * max(1.0, float(torchs) / 0.65))
     assert any(tries)
 
 

@@ -20,6 +20,7 @@ from fedbcd.protocol.messages import (
     server_actor,
 )
 from fedbcd.record.eventlog import Log
+from fedbcd.schedule.availability import PerServer, at_server
 from fedbcd.schedule.deadline import Deadline
 
 
@@ -40,7 +41,7 @@ class Machines:
         self,
         servers: Sequence[Sequence[int]],
         cloud: Cloud,
-        active: int,
+        active: PerServer,
         iterations: int,
         offline_limit: int | None,
         late: Collection[int] = (),
@@ -51,8 +52,10 @@ class Machines:
         self.coordinator: Coordinator = cloud.coordinator(len(servers), iterations)
         early = [[device for device in members if device not in late] for members in servers]
         rule = deadline or Deadline()
-        phases = active, iterations, cloud.sync, at_once, rule.least, rule.spare
-        self.servers = [Server(n, members, *phases) for n, members in enumerate(early)]
+        phases = iterations, cloud.sync, at_once, rule.least, rule.spare
+        self.servers = [
+            Server(n, members, at_server(active, n), *phases) for n, members in enumerate(early)
+        ]
         self.groups = servers  # with those who join late
         self.devices: dict[int, Device] = {}
         self.home: dict[int, int] = {

@@ -35,7 +35,7 @@ from fedbcd.protocol.messages import (
     server_actor,
 )
 from fedbcd.recorded import going_on, in_record
-from fedbcd.schedule.availability import Availability, AvailableDevices
+from fedbcd.schedule.availability import Availability, AvailableDevices, PerServer, at_server
 from fedbcd.schedule.deadline import Deadline
 from fedbcd.spec import RunSpec
 
@@ -51,7 +51,7 @@ class Blueprint:
 
     algorithm: Algorithm
     cloud: Cloud
-    active: int  # q
+    active: PerServer  # q
     seed: int
     servers: tuple[tuple[int, ...], ...]  # the devices of each server, also those that join later
     sizes: tuple[int, ...]  # samples per device: the weights of FedAvg and FedProx
@@ -89,7 +89,7 @@ class Blueprint:
     def make(
         cls,
         spec: RunSpec,
-        active: int,
+        active: PerServer,
         servers: Sequence[Sequence[int]],
         sizes: Sequence[int],
         module: nn.Module,
@@ -128,10 +128,10 @@ class Blueprint:
         recorded = json.loads(facts["algorithm"]) if "algorithm" in facts else named
         return replace(self, algorithm=going_on(self.algorithm, recorded))
 
-    @property
-    def pool(self) -> AvailableDevices:
-        """Who is available, where delays are drawn."""
-        return AvailableDevices(self.method, self.active, self.seed, self.availability)
+    def pool(self, server: int) -> AvailableDevices:
+        """Who of a server's devices is available, where delays are drawn."""
+        q = at_server(self.active, server)
+        return AvailableDevices(self.method, q, self.seed, self.availability)
 
     @property
     def first_model(self) -> Tensor:
@@ -203,8 +203,8 @@ class Blueprint:
         members = [device for device in self.servers[server] if device not in self.late]
         method = self.method
         rule = self.deadline or Deadline()
-        phases = self.active, method.cloud_iterations, self.cloud.sync, method.at_once
-        return Server(server, members, *phases, rule.least, rule.spare)
+        phases = method.cloud_iterations, self.cloud.sync, method.at_once, rule.least, rule.spare
+        return Server(server, members, at_server(self.active, server), *phases)
 
     def coordinator_machine(self) -> Coordinator:
         """A fresh machine."""
