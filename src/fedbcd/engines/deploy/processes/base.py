@@ -24,6 +24,7 @@ from fedbcd.engines.deploy.processes.descriptors import raise_limit
 from fedbcd.engines.deploy.processes.event_queue import Call, EventQueue
 from fedbcd.engines.deploy.processes.exit_codes import ExitCode
 from fedbcd.engines.deploy.processes.failpoints import Failpoint, hit
+from fedbcd.engines.deploy.processes.free_space import FreeSpace
 from fedbcd.engines.deploy.processes.logs import RoleLog
 from fedbcd.engines.deploy.processes.monitor import Monitor
 from fedbcd.engines.deploy.processes.options import Deploy
@@ -52,6 +53,7 @@ class Process(ABC):
         self.timeouts = Timeouts(options.retry_s, options.lost_s, options.peer_s)
         self.tasks = Tasks(log)
         self.timers = Timers()
+        self.free_space = FreeSpace(options.folder_of(role.actor), options.reserve_mb)
         self.events = EventQueue(role, self.clock.now, self.tasks, self.handled)
         self.monitor = Monitor(self)
         self.metrics = self.monitor.metrics
@@ -112,6 +114,7 @@ class Process(ABC):
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self.tasks.end, ExitCode.DONE)
         try:
+            self.free_space.check()
             port = await self.monitor.start()
             await self.open_links()
             self.log.info("started", health_port=port, **self.status())
@@ -195,6 +198,7 @@ class Process(ABC):
     async def handled(self, outcome: list[Letter] | ProtocolError, took_s: float) -> None:
         """An event is durable, so its letters go out; or it was refused."""
         self.metrics.handling.observe(took_s)
+        self.free_space.check()
         if isinstance(outcome, ProtocolError):
             self.log.debug("refused", sentence=str(outcome))
         else:
