@@ -50,8 +50,9 @@ from fedbcd.record.runfolder import Checkpoint, RunFolder, recorded_in
 from fedbcd.record.start import keep_copy
 from fedbcd.record.stopping import Plateau
 from fedbcd.schedule.arrays import Outline, why_not_ahead
-from fedbcd.schedule.availability import Availability
+from fedbcd.schedule.availability import Availability, PerServer
 from fedbcd.schedule.churn import Churn
+from fedbcd.schedule.deadline import Deadline
 from fedbcd.schedule.delays import Clock
 from fedbcd.schedule.driver import Driver
 from fedbcd.schedule.events import Schedule, Simulation
@@ -66,12 +67,13 @@ def train(
     *,
     cloud: Cloud | None = None,
     clock: Clock | None = None,
-    active: int | None = None,
+    active: PerServer | None = None,
     seed: int | None = None,
     joins: Mapping[int, int] | None = None,
     leaves: Mapping[int, int] | None = None,
     availability: Availability | None = None,
     churn: Churn | None = None,
+    deadline: Deadline | None = None,
     dtype: torch.dtype | None = None,
     max_batch: int | None = None,
     storage: torch.dtype | None = None,

@@ -10,7 +10,6 @@ wait too). A letter that is refused is answered with the reason and changes noth
 import asyncio
 import json
 import time
-from collections import deque
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any
@@ -35,6 +34,7 @@ from fedbcd.engines.deploy.links.fedbcd_pb2 import (
 )
 from fedbcd.engines.deploy.links.letter import Letter
 from fedbcd.engines.deploy.links.refusals import Counts, Refusals, reason_of
+from fedbcd.engines.deploy.links.room import MemoryBudget, Share
 from fedbcd.engines.deploy.links.sending import OVERHEARD, Sending, Write
 from fedbcd.errors import ProtocolError, Refused
 from fedbcd.protocol.messages import Actor
@@ -56,8 +56,9 @@ class LinkOptions:
     """How patient and how generous links are; times end in `_s` and are seconds."""
 
     gone_s: float = 10.0  # of silence, pings included, after which a connection is gone
-    connect_s: float = 60.0  # for a connection to be made, Hello and Welcome included
-    least_rate: float = 1000.0  # bytes a second; what arrives more slowly does not move
+    connect_s: float = 30.0  # for a connection to be made, Hello and Welcome included
+    # bytes a second of a model; one that arrives more slowly stands still
+    standstill_rate: float = 1000.0
     # the first and the longest pause between two attempts to connect
     backoff_s: tuple[float, float] = (0.25, 30.0)
     letters_per_s: float = 100.0  # from one peer, in the long run
@@ -66,12 +67,13 @@ class LinkOptions:
     arriving_bytes: int = (
         1 << 28
     )  # of models that arrive at the same time, over all peers (one always may); the others wait
+    least_rate: float = 1e5  # bytes a second of a model, while others wait for its room
     watch_s: float = 1.0  # how often certificates and revocation list are looked at
 
     def stalled_s(self, version: int) -> float:
         """After so long the next part of a letter is not to be expected any more."""
         chunk = CHUNK_BYTES if version == OVERHEARD else LEAST_CHUNK
-        return self.gone_s + chunk / self.least_rate
+        return self.gone_s + chunk / self.standstill_rate
 
 
 class LinkTraffic:
@@ -86,7 +88,7 @@ class LinkTraffic:
         self.counts = counts
         self.refusals = refusals
         self.options = options
-        self.room = MemoryBudget(options.arriving_bytes)
+        self.room = MemoryBudget(options.arriving_bytes, options.least_rate, options.gone_s)
         self.kept = Kept(options.arriving_bytes)
 
 
@@ -117,38 +119,6 @@ class Kept:
     @property
     def _bytes(self) -> int:
         return sum(part.message.bytes for part in self._parts.values())
-
-
-class MemoryBudget:
-    """Memory for models under way: who finds none waits in turn."""
-
-    def __init__(self, total: int) -> None:
-        self._total = self._free = total
-        self._waiting: deque[tuple[int, asyncio.Future[None]]] = deque()
-
-    async def take(self, size: int) -> int:
-        """Wait for `size` bytes; returns how many were taken, to give back later."""
-        size = min(size, self._total)
-        if not self._waiting and size <= self._free:
-            self._free -= size
-            return size
-        future = asyncio.get_running_loop().create_future()
-        self._waiting.append((size, future))
-        try:
-            await future
-        except asyncio.CancelledError:
-            if future.done() and not future.cancelled():
-                self.give_back(size)
-            raise
-        return size
-
-    def give_back(self, size: int) -> None:
-        self._free += size
-        while self._waiting and (self._waiting[0][1].done() or self._waiting[0][0] <= self._free):
-            wanted, future = self._waiting.popleft()
-            if not future.done():
-                self._free -= wanted
-                future.set_result(None)
 
 
 class Closed(Exception):
@@ -208,7 +178,7 @@ class Connection:
         self._cut = asyncio.Event()  # a peer that does not listen to the reason is cut off
         self.has_heard = False  # a letter or a notice
         self._ending: Closed | None = None
-        self._room = 0  # bytes taken for the model that arrives
+        self._room: Share | None = None  # for the model that arrives
         self._heard_at = self._part_at = time.monotonic()
         self._is_listening = True
 
@@ -329,12 +299,15 @@ class Connection:
             )
             await asyncio.sleep(pause_s)
             return
-        if message.bytes > 0 and self._room == 0:
-            self._room = await self._traffic.room.take(
-                min(message.bytes, self._traffic.limits.largest_bytes)
-            )
+        letter = self._assembler.message(message)
+        if letter is None and self._room is None:
+            self._room = await self._traffic.room.take(message.bytes, self.peer, self._stall)
         self._part_at = time.monotonic()
-        await self._deliver(self._assembler.message(message))
+        await self._deliver(letter)
+
+    def _stall(self, sentence: str) -> None:
+        self._refuse("stalled", sentence)
+        self.end("stalled", sentence)
 
     async def _receive_chunk(self, chunk: Chunk) -> None:
         """That it has arrived is said whatever comes of it."""
@@ -378,8 +351,9 @@ class Connection:
         self._out.refusal(refused_frame(reason, sentence, final=False))
 
     def _give_room_back(self) -> None:
-        self._traffic.room.give_back(self._room)
-        self._room = 0
+        if self._room is not None:
+            self._traffic.room.give_back(self._room)
+            self._room = None
 
     # ---------------------------------------------------------------------------------------------
     # running

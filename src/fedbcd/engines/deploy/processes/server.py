@@ -19,6 +19,7 @@ from fedbcd.protocol.messages import (
     COORDINATOR,
     Activated,
     Actor,
+    DeadlinePassed,
     DeviceJoined,
     DeviceLeft,
     DeviceLost,
@@ -56,8 +57,9 @@ class ServerProcess(Process):
             role.machine.phase,
             False,
         )  # as of the last event that is durable; the machine may be ahead of the disk
+        self._pool = role.blueprint.pool(role.machine.server)
         self._tells_members = (
-            role.blueprint.pool.follows_rounds and options.time_scale is not None
+            self._pool.follows_rounds and options.time_scale is not None
         )  # it is drawn which of them are available
         self._members: tuple[int, ...] = ()  # likewise, if they are told
 
@@ -75,12 +77,14 @@ class ServerProcess(Process):
             return
         for device, activation in self.role.machine.working:
             self._watch(device, activation)
+        self._set_deadline(self._phase)
         self.after([])
 
     def after(self, letters: list[Letter]) -> None:
         machine = self.role.machine
         if machine.phase != self._phase:
             self._opened_at = time.monotonic()
+            self._set_deadline(machine.phase)
         self._phase, self._is_open = machine.phase, machine.places > 0
         self._members = tuple(sorted(machine.members)) if self._tells_members else ()
         self.metrics.rounds.set(max(machine.phase, 0))
@@ -90,6 +94,16 @@ class ServerProcess(Process):
         waiting = machine.state is ServerState.WAITING
         self.retry.expect(("report", (machine.phase, machine.iteration)) if waiting else None)
         self._tell_devices()
+
+    def _set_deadline(self, phase: int) -> None:
+        """A phase that was open before a restart has all of its time again."""
+        rule = self.role.blueprint.deadline
+        if rule is not None and rule.after is not None:
+            event, scale = DeadlinePassed(phase=phase), self.options.time_scale or 1.0
+            self.timers.set(DeadlinePassed, rule.after * scale, lambda: self._overdue(event))
+
+    def _overdue(self, event: DeadlinePassed) -> None:
+        self.tasks.spawn(self.tell(event))
 
     def waits_for(self) -> str:
         state = self.role.machine.state
@@ -241,7 +255,7 @@ class ServerProcess(Process):
 
     def _tell_devices(self) -> None:
         notice = self._notice()
-        round_ = self._round if self.role.blueprint.pool.follows_rounds else 0
+        round_ = self._round if self._pool.follows_rounds else 0
         news = replace(notice, round=round_, elapsed=0.0)
         if news != self._said:
             self._said = news
