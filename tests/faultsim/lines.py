@@ -214,6 +214,7 @@ class Lines:
 
     def __init__(self, hosts: Sequence[str]) -> None:
         self.hosts = [*hosts]
+        self._name = f"fedbcd-{os.getpid()}"  # in children too
         self._made: list[str] = []
         self._router: subprocess.Popen[str] | None = None
         try:
@@ -246,7 +247,7 @@ class Lines:
 
     def namespace(self, host: str) -> str:
         """The name of a host's own."""
-        return f"fedbcd-{os.getpid()}-{self.hosts.index(host)}"
+        return f"{self._name}-{self.hosts.index(host)}"
 
     def address(self, host: str) -> str:
         """Where it is."""

@@ -9,6 +9,7 @@ wait too). A letter that is refused is answered with the reason and changes noth
 
 import asyncio
 import json
+import math
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
@@ -32,6 +33,7 @@ from fedbcd.engines.deploy.links.fedbcd_pb2 import (
     Part,
     Refused as RefusedFrame,
 )
+from fedbcd.engines.deploy.links.hearing import Bucket, Notices
 from fedbcd.engines.deploy.links.letter import Letter
 from fedbcd.engines.deploy.links.refusals import Counts, Refusals, reason_of
 from fedbcd.engines.deploy.links.room import MemoryBudget, Share
@@ -130,27 +132,6 @@ class Closed(Exception):
         self.by_peer = by_peer  # whether the peer has refused to go on
 
 
-class Bucket:
-    """So many letters a second, and a burst of more."""
-
-    def __init__(self, rate: float, burst: int) -> None:
-        self._rate, self._burst = rate, burst
-        self._tokens, self._last = float(burst), time.monotonic()
-
-    def take(self) -> bool:
-        now = time.monotonic()
-        self._tokens = min(self._tokens + (now - self._last) * self._rate, self._burst)
-        self._last = now
-        if self._tokens < 1:
-            return False
-        self._tokens -= 1
-        return True
-
-    @property
-    def pause_s(self) -> float:
-        return max((1 - self._tokens) / self._rate, 0.0)
-
-
 class Connection:
     """The two streams of one connection."""
 
@@ -173,13 +154,17 @@ class Connection:
         self._on_letter, self._on_notice = on_letter, on_notice
         self._version = version
         self._assembler = Assembler(peer, me, traffic.limits, traffic.kept.take(peer))
-        self._bucket = Bucket(traffic.options.letters_per_s, traffic.options.burst)
+        rate = (traffic.options.letters_per_s, traffic.options.burst)
+        self._bucket = Bucket(*rate)
+        self._notices = Notices(Bucket(*rate), self._receive_notice)
         self._out = Sending(self.write, traffic.counts, traffic.options.queue, version, part)
         self._cut = asyncio.Event()  # a peer that does not listen to the reason is cut off
         self.has_heard = False  # a letter or a notice
         self._ending: Closed | None = None
         self._room: Share | None = None  # for the model that arrives
-        self._heard_at = self._part_at = time.monotonic()
+        self._heard_at = time.monotonic()
+        self._part_at = -math.inf  # when a part of a model last came
+        self.model_began_at = math.inf  # when the latest model began to come
         self._is_listening = True
 
     @property
@@ -278,7 +263,7 @@ class Connection:
         elif kind == "got":
             await self._receive_got(frame.got)
         elif kind == "notice":
-            await self._receive_notice(frame.notice)
+            await self._notices.hear(frame.notice)
         elif kind == "refused":
             self._receive_refused(frame.refused)
         else:
@@ -302,7 +287,8 @@ class Connection:
         letter = self._assembler.message(message)
         if letter is None and self._room is None:
             self._room = await self._traffic.room.take(message.bytes, self.peer, self._stall)
-        self._part_at = time.monotonic()
+        if letter is None:
+            self._part_at = self.model_began_at = time.monotonic()
         await self._deliver(letter)
 
     def _stall(self, sentence: str) -> None:
@@ -326,15 +312,13 @@ class Connection:
             await self._on_letter(letter)
 
     async def _receive_notice(self, frame: NoticeFrame) -> None:
-        if not self._bucket.take():
-            raise Refused(
-                "rate",
-                f"{self.peer} sends more than {self._traffic.options.letters_per_s:g} notices a"
-                " second; slow down",
-            )
-        body = parse_text(frame.body)
-        self.has_heard = True
-        notice = decode_notice(frame.kind, body, self.peer, self.me)
+        try:
+            body = parse_text(frame.body)
+            self.has_heard = True
+            notice = decode_notice(frame.kind, body, self.peer, self.me)
+        except ProtocolError as error:
+            self._refuse(reason_of(error), str(error))
+            return
         if notice is not None and self._on_notice is not None:
             await self._on_notice(self.peer, notice)
 
@@ -363,7 +347,9 @@ class Connection:
         """
         tasks = [
             asyncio.create_task(work)
-            for work in (self._send_all(), self._receive_all(), self._cut.wait())
+            for work in (
+                *(self._send_all(), self._receive_all(), self._notices.run(), self._cut.wait()),
+            )
         ]
         try:
             await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)

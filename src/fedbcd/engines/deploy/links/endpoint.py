@@ -93,6 +93,7 @@ class LinkEnd:
         self._refusals = Refusals(self.counts, self._log)
         self._traffic = LinkTraffic(WireLimits.of(model), self.counts, self._refusals, self.options)
         self._peers: dict[Actor, Peer] = {}
+        self._moved: dict[Actor, float] = {}  # when a model moved on connections that have ended
 
     @property
     def connected(self) -> frozenset[Actor]:
@@ -129,8 +130,15 @@ class LinkEnd:
         return -math.inf if entry is None else entry.connection.model_sent_at
 
     def model_moved_at(self, peer: Actor) -> float:
+        """When a part of a model last arrived, here or there; now, if one is under way."""
         entry = self._peers.get(peer)
-        return -math.inf if entry is None else entry.connection.model_moved_at
+        last = self._moved.get(peer, -math.inf)
+        return last if entry is None else max(last, entry.connection.model_moved_at)
+
+    def model_began_at(self, peer: Actor) -> float:
+        """When the latest model from a peer began to come."""
+        entry = self._peers.get(peer)
+        return math.inf if entry is None else entry.connection.model_began_at
 
     def refuse(self, peer: Actor, reason: str, sentence: str) -> None:
         entry = self._peers.get(peer)
@@ -155,6 +163,7 @@ class LinkEnd:
             await self._tell_connected(peer, entry, about)
             return await entry.connection.run()
         finally:
+            self._moved[peer] = entry.connection.model_moved_at
             if self._peers.get(peer) is entry:
                 del self._peers[peer]
                 self._log.info("disconnected", peer=peer)
