@@ -4,17 +4,19 @@ its phase stands.
 
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
 from fedbcd.engines.deploy.links.codec import Declared
 from fedbcd.engines.deploy.links.letter import Letter
 from fedbcd.engines.deploy.links.listener import only
+from fedbcd.engines.deploy.processes.absent import Absent
 from fedbcd.engines.deploy.processes.base import Process
 from fedbcd.engines.deploy.processes.logs import RoleLog
 from fedbcd.engines.deploy.processes.options import Deploy
 from fedbcd.engines.deploy.roles.server import ServerRole
-from fedbcd.errors import Refused
+from fedbcd.errors import ProtocolError, Refused
 from fedbcd.protocol.messages import (
     COORDINATOR,
     Activated,
@@ -62,6 +64,7 @@ class ServerProcess(Process):
             self._pool.follows_rounds and options.time_scale is not None
         )  # it is drawn which of them are available
         self._members: tuple[int, ...] = ()  # likewise, if they are told
+        self._absent = Absent(options.absent_s)
 
     async def open_links(self) -> None:
         devices = map(device_actor, self.role.blueprint.servers[self.role.machine.server])
@@ -100,10 +103,8 @@ class ServerProcess(Process):
         rule = self.role.blueprint.deadline
         if rule is not None and rule.after is not None:
             event, scale = DeadlinePassed(phase=phase), self.options.time_scale or 1.0
-            self.timers.set(DeadlinePassed, rule.after * scale, lambda: self._overdue(event))
-
-    def _overdue(self, event: DeadlinePassed) -> None:
-        self.tasks.spawn(self.tell(event))
+            spawn, tell = self.tasks.spawn, self.tell
+            self.timers.set(DeadlinePassed, rule.after * scale, lambda: spawn(tell(event)))
 
     def waits_for(self) -> str:
         state = self.role.machine.state
@@ -126,7 +127,11 @@ class ServerProcess(Process):
             **numbers,
             "members": len(machine.members),
             "devices": devices,
+            "absent": [*self._absent.devices],
         }
+
+    def trouble(self) -> list[str]:
+        return [*super().trouble(), *self._absent.trouble]
 
     # ---------------------------------------------------------------------------------------------
     # members
@@ -172,6 +177,23 @@ class ServerProcess(Process):
                 f"device {device} does not belong to {self.role.actor}, by the job file; look for"
                 " its own server",
             )
+
+    def beat(self) -> None:
+        """Now and then: also look for devices that do not come any more."""
+        super().beat()
+        connected = (number_of(peer) for peer in self.peers.connected if peer != COORDINATOR)
+        gone = self._absent.look(self.role.machine.members, connected)
+        self.metrics.absent.set(len(self._absent.devices))
+        for device in gone:
+            self.log.warning("absent", device=device, seconds=self.options.absent_s)
+        if self.options.dismiss_absent:
+            for device in self._absent.devices:
+                self.tasks.spawn(self._dismiss(device))
+
+    async def _dismiss(self, device: int) -> None:
+        """By rule; the last one of a server stays."""
+        with suppress(ProtocolError):
+            await self.change("dismiss", device)
 
     # ---------------------------------------------------------------------------------------------
     # lost devices
