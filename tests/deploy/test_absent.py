@@ -68,7 +68,7 @@ def test_phases_end_without_a_device_that_is_gone_and_it_is_dismissed_by_rule(
     digest = finish_log(out)["digest"]
     text = (out / "events.jsonl").read_text()
     assert '"DeadlinePassed"' in text
-    assert '"DeviceLeft"' in text
+    assert '"DeviceLeft":{"device":1,"anew":true,"by":"rule"}' in text
     again = run("replay", out, "--exact", "--json")
     assert again.returncode == 0, again.stderr
     assert digest in again.stdout
