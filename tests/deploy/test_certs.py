@@ -104,7 +104,7 @@ def test_what_is_no_identity_is_refused(tmp_path: Path, identity: str) -> None:
     for act in (authority.issue, authority.rotate, authority.revoke):
         with pytest.raises(
             ConfigError,
-            match="is no identity; write device/7, .*, operator or operator/alice",
+            match=r"is no identity; write device/7, .*, operator or operator/alice",
         ):
             act(identity)
 
