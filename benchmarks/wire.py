@@ -21,11 +21,11 @@ from harness import Contestant, alternate, finish, options
 
 from fedbcd.engines.deploy.links.certs import Authority
 from fedbcd.engines.deploy.links.codec import Declared, WireLimits, decode, encode
-from fedbcd.engines.deploy.links.connection import LinkOptions
 from fedbcd.engines.deploy.links.dialer import Dialer
 from fedbcd.engines.deploy.links.letter import Letter
 from fedbcd.engines.deploy.links.listener import Listener, only
 from fedbcd.engines.deploy.links.tls import Credentials, Plain, Security
+from fedbcd.engines.deploy.links.traffic import LinkOptions
 from fedbcd.protocol.messages import Acknowledged, UpdateRequested, Uploaded
 
 SERVER, DEVICE = "server/0", "device/0"

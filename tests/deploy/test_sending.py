@@ -12,11 +12,11 @@ import pytest
 import torch
 
 from fedbcd.engines.deploy.links.codec import CHUNK_BYTES, LEAST_CHUNK, Parcel, encode_notice
-from fedbcd.engines.deploy.links.connection import Kept
 from fedbcd.engines.deploy.links.fedbcd_pb2 import Frame
 from fedbcd.engines.deploy.links.refusals import Counts
 from fedbcd.engines.deploy.links.sending import FIRST_WINDOW, LEAST_WINDOW, Flow, Sending
 from fedbcd.engines.deploy.links.tls import Plain
+from fedbcd.engines.deploy.links.traffic import Kept
 from fedbcd.protocol.notices import PhaseNotice, Ping, Pong
 from support.waiting import eventually
 from support.wire import (

@@ -32,10 +32,10 @@ from torch import nn
 import fedbcd as fb
 from faultsim.causes import Causes, shares
 from faultsim.processes import Hurt
-from fedbcd.engines.deploy.links.connection import LinkOptions
 from fedbcd.engines.deploy.links.dialer import Dialer
 from fedbcd.engines.deploy.links.letter import Letter
 from fedbcd.engines.deploy.links.tls import Credentials, Plain
+from fedbcd.engines.deploy.links.traffic import LinkOptions
 from fedbcd.engines.deploy.local.up import free_ports, make_certificates, make_stores
 from fedbcd.engines.deploy.processes.assemble import Deployment
 from fedbcd.engines.deploy.processes.logs import log_of

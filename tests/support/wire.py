@@ -15,11 +15,11 @@ import torch
 
 from fedbcd.engines.deploy.links.certs import Authority
 from fedbcd.engines.deploy.links.codec import Declared
-from fedbcd.engines.deploy.links.connection import LinkOptions
 from fedbcd.engines.deploy.links.dialer import Dialer
 from fedbcd.engines.deploy.links.letter import Letter
 from fedbcd.engines.deploy.links.listener import Listener, only
 from fedbcd.engines.deploy.links.tls import Credentials, Security
+from fedbcd.engines.deploy.links.traffic import LinkOptions
 from fedbcd.protocol.messages import Acknowledged, Activated, Event, UpdateRequested, Uploaded
 from fedbcd.protocol.notices import Notice
 from support.waiting import eventually

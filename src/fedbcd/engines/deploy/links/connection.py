@@ -8,128 +8,24 @@ wait too). A letter that is refused is answered with the reason and changes noth
 """
 
 import asyncio
-import json
-import math
 import time
-from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
-from typing import Any
 
-from fedbcd.engines.deploy.links.codec import (
-    CHUNK_BYTES,
-    LEAST_CHUNK,
-    Arriving,
-    Assembler,
-    WireLimits,
-    decode_notice,
-    encode_notice,
-)
-from fedbcd.engines.deploy.links.fedbcd_pb2 import (
-    Chunk,
-    Frame,
-    Got,
-    Message,
-    Notice as NoticeFrame,
-    Part,
-    Refused as RefusedFrame,
-)
-from fedbcd.engines.deploy.links.hearing import Bucket, Notices
+from fedbcd.engines.deploy.links.codec import Assembler, encode_notice
+from fedbcd.engines.deploy.links.fedbcd_pb2 import Frame, Part
+from fedbcd.engines.deploy.links.hearing import Hearing, Read
 from fedbcd.engines.deploy.links.letter import Letter
-from fedbcd.engines.deploy.links.refusals import Counts, Refusals, reason_of
-from fedbcd.engines.deploy.links.room import MemoryBudget, Share
 from fedbcd.engines.deploy.links.sending import OVERHEARD, Sending, Write
-from fedbcd.errors import ProtocolError, Refused
+from fedbcd.engines.deploy.links.traffic import (
+    Closed,
+    LinkTraffic,
+    OnLetter,
+    OnNotice,
+    refused_frame,
+)
 from fedbcd.protocol.messages import Actor
 from fedbcd.protocol.notices import Notice
 
-TEXT_BYTES = 65_536  # of a JSON text in Hello, Welcome or Notice
 LISTENS_S = 3.0  # that a peer has to take the reason why a connection ends
-REASON_CHARACTERS = 500  # characters of a reason that a peer gives
-
-OnLetter = Callable[[Letter], Awaitable[None]]
-OnNotice = Callable[[Actor, Notice], Awaitable[None]]
-OnConnect = Callable[[Actor, dict[str, Any]], Awaitable[None]]
-OnDisconnect = Callable[[Actor], Awaitable[None]]
-Read = Callable[[], Awaitable[Frame | None]]  # None: the peer has ended the stream
-
-
-@dataclass(frozen=True, kw_only=True)
-class LinkOptions:
-    """How patient and how generous links are; times end in `_s` and are seconds."""
-
-    gone_s: float = 10.0  # of silence, pings included, after which a connection is gone
-    connect_s: float = 30.0  # for a connection to be made, Hello and Welcome included
-    # bytes a second of a model; one that arrives more slowly stands still
-    standstill_rate: float = 1000.0
-    # the first and the longest pause between two attempts to connect
-    backoff_s: tuple[float, float] = (0.25, 30.0)
-    letters_per_s: float = 100.0  # from one peer, in the long run
-    burst: int = 200  # letters from one peer at once
-    queue: int = 16  # letters that wait for one peer; more are dropped
-    arriving_bytes: int = (
-        1 << 28
-    )  # of models that arrive at the same time, over all peers (one always may); the others wait
-    least_rate: float = 1e5  # bytes a second of a model, while others wait for its room
-    watch_s: float = 1.0  # how often certificates and revocation list are looked at
-
-    def stalled_s(self, version: int) -> float:
-        """After so long the next part of a letter is not to be expected any more."""
-        chunk = CHUNK_BYTES if version == OVERHEARD else LEAST_CHUNK
-        return self.gone_s + chunk / self.standstill_rate
-
-
-class LinkTraffic:
-    """What the connections of one role share: counts, refusals, and the places for models under
-    way.
-    """
-
-    def __init__(
-        self, limits: WireLimits, counts: Counts, refusals: Refusals, options: LinkOptions
-    ) -> None:
-        self.limits = limits
-        self.counts = counts
-        self.refusals = refusals
-        self.options = options
-        self.room = MemoryBudget(options.arriving_bytes, options.least_rate, options.gone_s)
-        self.kept = Kept(options.arriving_bytes)
-
-
-class Kept:
-    """What connections that broke have brought of letters, until these go on; the oldest go when
-    there are too many bytes.
-    """
-
-    def __init__(self, most: int) -> None:
-        self._most = most
-        self._parts: dict[Actor, Arriving] = {}
-
-    def put(self, peer: Actor, part: Arriving | None) -> None:
-        if part is None:
-            return
-        self.take(peer)
-        self._parts[peer] = part
-        while len(self._parts) > 1 and self._bytes > self._most:
-            del self._parts[next(iter(self._parts))]
-
-    def take(self, peer: Actor) -> Arriving | None:
-        return self._parts.pop(peer, None)
-
-    def look(self, peer: Actor) -> Part | None:
-        part = self._parts.get(peer)
-        return None if part is None else part.part
-
-    @property
-    def _bytes(self) -> int:
-        return sum(part.message.bytes for part in self._parts.values())
-
-
-class Closed(Exception):
-    """The connection has ended: the peer hung up, or one side refused to go on."""
-
-    def __init__(self, reason: str, sentence: str, by_peer: bool = False) -> None:
-        super().__init__(sentence)
-        self.reason = reason
-        self.by_peer = by_peer  # whether the peer has refused to go on
 
 
 class Connection:
@@ -150,29 +46,28 @@ class Connection:
         """`part` is what the peer has of a letter that broke off."""
         self.me, self.peer = me, peer
         self._traffic = traffic
-        self._read, self._write = read, write
-        self._on_letter, self._on_notice = on_letter, on_notice
+        self._write = write
         self._version = version
         self._assembler = Assembler(peer, me, traffic.limits, traffic.kept.take(peer))
-        rate = (traffic.options.letters_per_s, traffic.options.burst)
-        self._bucket = Bucket(*rate)
-        self._notices = Notices(Bucket(*rate), self._receive_notice)
         self._out = Sending(self.write, traffic.counts, traffic.options.queue, version, part)
+        stalled_s = traffic.options.stalled_s(version)
+        self._in = Hearing(
+            *(peer, traffic, read, self._assembler, stalled_s, self._out),
+            *(on_letter, on_notice, self.end),
+        )
         self._cut = asyncio.Event()  # a peer that does not listen to the reason is cut off
-        self.has_heard = False  # a letter or a notice
         self._ending: Closed | None = None
-        self._room: Share | None = None  # for the model that arrives
-        self._heard_at = time.monotonic()
-        self._part_at = -math.inf  # when a part of a model last came
-        self.model_began_at = math.inf  # when the latest model began to come
-        self._is_listening = True
+
+    @property
+    def has_heard(self) -> bool:
+        return self._in.has_heard
 
     @property
     def moved_at(self) -> float:
         """When a frame last came, or a part of a model last arrived there; now, while a frame is
-        dealt with, since nobody listens meanwhile.
+        dealt with.
         """
-        return max(self._heard_at, self.model_sent_at) if self._is_listening else time.monotonic()
+        return max(self._in.heard_at, self.model_sent_at)
 
     @property
     def model_sent_at(self) -> float:
@@ -180,15 +75,16 @@ class Connection:
         return self._out.flow.moved_at
 
     @property
-    def model_moved_at(self) -> float:
-        """When a part of a model last arrived, here or there; now, if it may go on."""
-        moved, now = max(self.model_sent_at, self._part_at), time.monotonic()
-        is_under_way = self._out.is_under_way or self._assembler.is_open
-        return now if is_under_way and now - moved < self._stalled_s else moved
+    def model_began_at(self) -> float:
+        """When the latest model from the peer began to come."""
+        return self._in.model_began_at
 
     @property
-    def _stalled_s(self) -> float:
-        return self._traffic.options.stalled_s(self._version)
+    def model_moved_at(self) -> float:
+        """When a part of a model last arrived, here or there; now, if it may go on."""
+        moved, now = max(self.model_sent_at, self._in.part_at), time.monotonic()
+        is_under_way = self._out.is_under_way or self._assembler.is_open
+        return now if is_under_way and now - moved < self._in.stalled_s else moved
 
     # ---------------------------------------------------------------------------------------------
     # sending
@@ -223,123 +119,6 @@ class Connection:
         raise self._ending
 
     # ---------------------------------------------------------------------------------------------
-    # receiving
-    async def _receive_all(self) -> None:
-        while True:
-            frame = await self._read_in_time()
-            if frame is None:
-                raise Closed("hung up", f"{self.peer} has ended the connection")
-            self._traffic.counts.bytes_in += frame.ByteSize()
-            self._is_listening = False
-            try:
-                await self._receive(frame)
-            # what the peer said cannot be; other errors are our own and end the connection
-            except ProtocolError as error:
-                self._refuse(reason_of(error), str(error))
-            finally:
-                self._heard_at, self._is_listening = time.monotonic(), True
-                if not self._assembler.is_open:
-                    self._give_room_back()
-
-    async def _read_in_time(self) -> Frame | None:
-        """The next frame; in the middle of a letter, which takes room, its next part has to come in
-        time.
-        """
-        if not self._assembler.is_open:
-            return await self._read()
-        left_s = self._part_at + self._stalled_s - time.monotonic()
-        try:
-            async with asyncio.timeout(left_s):
-                return await self._read()
-        except TimeoutError:
-            raise Closed("stalled", f"{self.peer} stopped in the middle of a letter") from None
-
-    async def _receive(self, frame: Frame) -> None:
-        kind = frame.WhichOneof("kind")
-        if kind == "message":
-            await self._receive_message(frame.message)
-        elif kind == "chunk":
-            await self._receive_chunk(frame.chunk)
-        elif kind == "got":
-            await self._receive_got(frame.got)
-        elif kind == "notice":
-            await self._notices.hear(frame.notice)
-        elif kind == "refused":
-            self._receive_refused(frame.refused)
-        else:
-            raise Refused(
-                "frame",
-                f"a frame of kind {kind} came; after the Welcome it must be message, chunk, notice"
-                " or refused",
-            )
-
-    async def _receive_message(self, message: Message) -> None:
-        if not self._bucket.take():
-            self._assembler.pass_over(message.number)
-            pause_s = self._bucket.pause_s
-            self._refuse(
-                "rate",
-                f"{self.peer} sends more than {self._traffic.options.letters_per_s:g} letters a"
-                " second; slow down",
-            )
-            await asyncio.sleep(pause_s)
-            return
-        letter = self._assembler.message(message)
-        if letter is None and self._room is None:
-            self._room = await self._traffic.room.take(message.bytes, self.peer, self._stall)
-        if letter is None:
-            self._part_at = self.model_began_at = time.monotonic()
-        await self._deliver(letter)
-
-    def _stall(self, sentence: str) -> None:
-        self._refuse("stalled", sentence)
-        self.end("stalled", sentence)
-
-    async def _receive_chunk(self, chunk: Chunk) -> None:
-        """That it has arrived is said whatever comes of it."""
-        self._part_at = time.monotonic()
-        self._out.has_arrived(chunk.number, chunk.offset + len(chunk.data))
-        await self._deliver(self._assembler.chunk(chunk))
-
-    async def _receive_got(self, got: Got) -> None:
-        if not self._out.heard(got) and not self._bucket.take():
-            await asyncio.sleep(self._bucket.pause_s)
-
-    async def _deliver(self, letter: Letter | None) -> None:
-        if letter is not None and self._ending is None:
-            self.has_heard = True
-            self._traffic.counts.letters_in += 1
-            await self._on_letter(letter)
-
-    async def _receive_notice(self, frame: NoticeFrame) -> None:
-        try:
-            body = parse_text(frame.body)
-            self.has_heard = True
-            notice = decode_notice(frame.kind, body, self.peer, self.me)
-        except ProtocolError as error:
-            self._refuse(reason_of(error), str(error))
-            return
-        if notice is not None and self._on_notice is not None:
-            await self._on_notice(self.peer, notice)
-
-    def _receive_refused(self, refused: RefusedFrame) -> None:
-        reason, sentence = refused.reason[:REASON_CHARACTERS], refused.sentence[:REASON_CHARACTERS]
-        if refused.final:
-            raise Closed(reason, sentence, by_peer=True)
-        if not self._bucket.take():
-            return
-        self._traffic.refusals.note_from_peer(self.peer, reason, sentence)
-
-    def _refuse(self, reason: str, sentence: str) -> None:
-        self._traffic.refusals.note(self.peer, reason, sentence)
-        self._out.refusal(refused_frame(reason, sentence, final=False))
-
-    def _give_room_back(self) -> None:
-        if self._room is not None:
-            self._traffic.room.give_back(self._room)
-            self._room = None
-
-    # ---------------------------------------------------------------------------------------------
     # running
     async def run(self) -> Closed:
         """Send and receive until the connection ends; why it did. Errors of gRPC, and bugs, come
@@ -348,7 +127,7 @@ class Connection:
         tasks = [
             asyncio.create_task(work)
             for work in (
-                *(self._send_all(), self._receive_all(), self._notices.run(), self._cut.wait()),
+                *(self._send_all(), self._in.run(), self._in.notices.run(), self._cut.wait()),
             )
         ]
         try:
@@ -357,7 +136,7 @@ class Connection:
             for task in tasks:
                 task.cancel()
             results = await asyncio.gather(*tasks, return_exceptions=True)
-            self._give_room_back()
+            self._in.give_room_back()
             self.keep()
             self._ending = self._ending or Closed("gone", f"the connection to {self.peer} is gone")
         errors = [e for e in results if isinstance(e, Exception)]
@@ -365,24 +144,3 @@ class Connection:
         if closed is None and errors:
             raise errors[0]
         return closed or self._ending
-
-
-def refused_frame(reason: str, sentence: str, final: bool) -> Frame:
-    return Frame(
-        refused=RefusedFrame(
-            reason=reason[:REASON_CHARACTERS], sentence=sentence[:REASON_CHARACTERS], final=final
-        )
-    )
-
-
-def parse_text(text: str) -> dict[str, Any]:
-    """The JSON object in a Hello, Welcome or Notice; empty stands for {}."""
-    if len(text) > TEXT_BYTES:
-        raise Refused("size", f"a text of {len(text)} characters exceeds {TEXT_BYTES}")
-    try:
-        body = json.loads(text or "{}")
-    except (ValueError, RecursionError) as error:
-        raise Refused("frame", f"a text is not JSON: {error!s:.100}") from None
-    if not isinstance(body, dict):
-        raise Refused("frame", "a text must hold a JSON object")
-    return body

@@ -17,11 +17,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from fedbcd.engines.deploy.links.addresses import split_address
-from fedbcd.engines.deploy.links.connection import (
-    Closed,
-    Connection,
-    parse_text,
-)
+from fedbcd.engines.deploy.links.connection import Connection
 from fedbcd.engines.deploy.links.endpoint import (
     BROKEN,
     NEWEST,
@@ -41,6 +37,7 @@ from fedbcd.engines.deploy.links.refusals import (
     Replaced,
 )
 from fedbcd.engines.deploy.links.tls import Certificate, Credentials, Plain, check_plain, host_name
+from fedbcd.engines.deploy.links.traffic import Closed, parse_text
 from fedbcd.errors import Refused
 from fedbcd.protocol.messages import Actor
 

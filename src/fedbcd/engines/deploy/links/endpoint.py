@@ -14,16 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from fedbcd.engines.deploy.links.codec import Declared, WireLimits
-from fedbcd.engines.deploy.links.connection import (
-    Closed,
-    Connection,
-    LinkOptions,
-    LinkTraffic,
-    OnConnect,
-    OnDisconnect,
-    OnLetter,
-    OnNotice,
-)
+from fedbcd.engines.deploy.links.connection import Connection
 from fedbcd.engines.deploy.links.fedbcd_pb2 import Frame, Hello, Part, Welcome
 from fedbcd.engines.deploy.links.letter import Letter
 from fedbcd.engines.deploy.links.refusals import (
@@ -33,6 +24,15 @@ from fedbcd.engines.deploy.links.refusals import (
     reason_of,
 )
 from fedbcd.engines.deploy.links.tls import Certificate, Credentials, Security
+from fedbcd.engines.deploy.links.traffic import (
+    Closed,
+    LinkOptions,
+    LinkTraffic,
+    OnConnect,
+    OnDisconnect,
+    OnLetter,
+    OnNotice,
+)
 from fedbcd.engines.deploy.processes.logs import RoleLog
 from fedbcd.errors import ProtocolError
 from fedbcd.protocol.messages import Actor

@@ -8,11 +8,7 @@ from typing import Any
 
 from fedbcd.engines.deploy.links.addresses import split_address
 from fedbcd.engines.deploy.links.codec import Declared
-from fedbcd.engines.deploy.links.connection import (
-    Connection,
-    parse_text,
-    refused_frame,
-)
+from fedbcd.engines.deploy.links.connection import Connection
 from fedbcd.engines.deploy.links.endpoint import (
     BROKEN,
     NEWEST,
@@ -43,6 +39,7 @@ from fedbcd.engines.deploy.links.tls import (
     home_of,
     identity_of,
 )
+from fedbcd.engines.deploy.links.traffic import parse_text, refused_frame
 from fedbcd.engines.deploy.processes.descriptors import places
 from fedbcd.engines.deploy.processes.exit_codes import AddressError
 from fedbcd.errors import FedBCDError, ProtocolError, Refused

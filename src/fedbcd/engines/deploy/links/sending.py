@@ -103,6 +103,10 @@ class Sending:
         """Whether some letter with a model has not arrived."""
         return bool(self._under_way)
 
+    @property
+    def is_ending(self) -> bool:
+        return self._last is not None
+
     def letter(self, letter: Letter) -> bool:
         """False: too many wait, or this is the end. What is said already is not said twice."""
         if self._last is not None:

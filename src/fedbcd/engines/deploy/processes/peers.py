@@ -5,12 +5,12 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from fedbcd.engines.deploy.links.connection import LinkOptions
 from fedbcd.engines.deploy.links.dialer import Dialer
 from fedbcd.engines.deploy.links.endpoint import About
 from fedbcd.engines.deploy.links.letter import Letter
 from fedbcd.engines.deploy.links.listener import Change, Listener, Welcomes
 from fedbcd.engines.deploy.links.tls import Credentials, Plain, Security
+from fedbcd.engines.deploy.links.traffic import LinkOptions
 from fedbcd.engines.deploy.processes.clock import OFF_S
 from fedbcd.engines.deploy.processes.logs import RoleLog
 from fedbcd.engines.deploy.processes.options import Deploy
