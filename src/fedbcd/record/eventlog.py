@@ -34,6 +34,7 @@ _HINTS: dict[type, dict[str, Any]] = {kind: get_type_hints(kind) for kind in _TY
 BEFORE: dict[str, dict[str, Any]] = {
     "Failed": {"reason": messages.NOT_FINITE},
     **{name: {"anew": False} for name in ("DeviceLeft", "Dismiss")},
+    "ServerReady": {"journal": ""},
 }  # fields that 0.1.0 did not have
 
 
@@ -50,6 +51,8 @@ class Transition:
 def encode(message: Event | Command) -> dict[str, Any]:
     kind = type(message)
     fields = {name: getattr(message, name) for name in _FIELDS[kind]}
+    if fields.get("journal") == "":  # in a simulation there is none
+        del fields["journal"]
     if "message" in fields:
         fields["message"] = encode(fields["message"])
     return {kind.__name__: fields}

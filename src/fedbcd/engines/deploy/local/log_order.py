@@ -16,15 +16,19 @@ from fedbcd.protocol.messages import (
     Acknowledged,
     Activated,
     Actor,
+    Contributed,
     Declined,
     Event,
     GlobalUpdated,
     Isolated,
     Mixed,
+    ModelRef,
+    Recalled,
     Restored,
     Resumed,
     Send,
     ServerReady,
+    StepLost,
     UpdateRequested,
     Uploaded,
     Withdrawn,
@@ -182,6 +186,8 @@ class Order:
         if found is None:  # it was on a disk before this was on one
             self._more(sender)
             found = self._saying(sender, heard)
+        if found is None and isinstance(step.event, Activated):
+            found = self._making(sender, step.event.model)
         if found is None:
             self._gone.add(actor)
         return found
@@ -196,12 +202,19 @@ class Order:
             None,
         )
 
+    def _making(self, server: Actor, model: ModelRef) -> Transition | None:
+        """Where the log of a server has gone with its disk: the step that made this model."""
+        for step in self._waiting.get(server, ()):
+            if any(isinstance(c, StepLost) and c.result == model for c in step.commands):
+                return step
+        return None
+
     def _speaker(self, step: Transition) -> Actor | None:
         """Who said what this role heard; None: it has heard nothing."""
         match step.event:
-            case Activated() | Acknowledged() | Declined() | Restored():
+            case Activated() | Acknowledged() | Declined() | Restored() | Recalled():
                 return server_actor(self._home(number_of(step.actor)))
-            case UpdateRequested() | Uploaded() | Withdrawn() | Resumed():
+            case UpdateRequested() | Uploaded() | Withdrawn() | Resumed() | Contributed():
                 return device_actor(step.event.device)
             case ServerReady():
                 return server_actor(step.event.server)
