@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-from faultsim.schedule import Fault, Planned
+from faultsim.schedule import Planned
 from fedbcd.engines.deploy.roles.recovery import recover
 from fedbcd.engines.deploy.roles.server import ServerRole
 from fedbcd.engines.deploy.roles.store import StoreOn

@@ -43,6 +43,7 @@ from fedbcd.protocol.messages import (
     Command,
     Contributed,
     CountNobody,
+    DeadlinePassed,
     DeviceJoined,
     DeviceLeft,
     DeviceLost,
@@ -80,7 +81,7 @@ class ServerRole(Role):
     """One server."""
 
     OWN = (
-        *(Started, RetryDue, DeviceLost, DeviceJoined, DeviceLeft, DeviceReset),
+        *(Started, RetryDue, DeadlinePassed, DeviceLost, DeviceJoined, DeviceLeft, DeviceReset),
         *(Recovered, Returned),
     )
     machine: Server
