@@ -10,6 +10,7 @@ import pytest
 from fedbcd.engines.deploy.roles.filestore import FileStore
 from fedbcd.engines.deploy.roles.recovery import recover
 from fedbcd.engines.deploy.roles.server import ServerRole
+from fedbcd.errors import RecordError
 from fedbcd.protocol.messages import COORDINATOR, Recalled
 from fedbcd.spec import RunSpec
 from support.deployments import CASES, Town, Unkind, federation
@@ -40,11 +41,21 @@ def copied(town: Town, place: Path) -> Path:
     return place
 
 
-@pytest.mark.parametrize("old", [True, False], ids=["an old backup", "an empty disk"])
-@pytest.mark.parametrize("case", [*CASES])
+@pytest.mark.parametrize(
+    ("case", "old"),
+    [
+        ("fedbcd-sync", True),
+        ("fedbcd-async", True),
+        ("fedbcd-async", False),
+        ("fedbcd-i-async", True),
+        ("fedavg-sync", False),
+        ("twice-async", True),
+    ],
+)
 def test_a_server_goes_on_from_an_older_store(
     case: str, old: bool, folder: Path, towns: list[Town]
 ) -> None:
+    """From a backup, or from an empty disk."""
     algorithm, cloud = CASES[case]
     town = Town(folder / "town", RunSpec(algorithm, cloud, active=2), federation())
     towns.append(town)
@@ -81,3 +92,16 @@ def go_on(unkind: Unkind, rounds: int) -> None:
                     town.connect(actor)
         unkind._step()
     raise AssertionError(f"only {town.rounds} of {goal} rounds")
+
+
+def test_on_the_rigorous_cloud_only_the_newest_store_will_do(
+    folder: Path, towns: list[Town]
+) -> None:
+    """There a server takes steps alone, of which its coordinator hears nothing."""
+    algorithm, cloud = CASES["fedbcd-rigorous"]
+    town = Town(folder / "town", RunSpec(algorithm, cloud, active=2), federation())
+    towns.append(town)
+    Unkind(town, 7, death=0.0, fail=0.0).play(2)
+    backup = copied(town, folder / "backup")
+    with pytest.raises(RecordError, match="so nobody knows its log; put its newest store back"):
+        recovered(town, backup)

@@ -3,10 +3,12 @@
 from typing import TYPE_CHECKING
 
 from faultsim.schedule import Planned
+from fedbcd.engines.deploy.links.letter import Letter
 from fedbcd.engines.deploy.roles.recovery import recover
 from fedbcd.engines.deploy.roles.server import ServerRole
 from fedbcd.engines.deploy.roles.store import StoreOn
-from fedbcd.protocol.messages import COORDINATOR, Actor, number_of
+from fedbcd.protocol.clouds import RigorousCloud
+from fedbcd.protocol.messages import COORDINATOR, Actor, ServerReady, number_of
 
 if TYPE_CHECKING:
     from faultsim.world import Node, World
@@ -34,11 +36,14 @@ class Recovering:
     def _recover(self, node: "Node", planned: Planned, old: dict[str, object] | None) -> None:
         world, known = self._world, self._world.nodes[COORDINATOR].disk
         is_wrong = world.stores.is_wrong(COORDINATOR, node.actor)
+        if isinstance(world.plan.cloud, RigorousCloud):  # nobody knows its log but itself
+            return
         if is_wrong or world.is_calm or node.disk.full or not node.disk.length():
             return
         world.count(planned.fault)
         world.crash(node, planned.length)
         world.cut_off(node.actor)
+        world.sent = [letter for letter in world.sent if not self._is_unheard(letter, node.actor)]
         name = node.disk.facts_["id"]
         if old is None:
             world.new_disk(node)
@@ -50,3 +55,10 @@ class Recovering:
         recover(role, StoreOn(known, known, COORDINATOR, read_only=True), world.time_of(node))
         node.committed = node.disk.length()
         self.actors.add(node.actor)
+
+    def _is_unheard(self, letter: Letter, actor: Actor) -> bool:
+        """A report that nobody has heard; the next generation may give another under its name."""
+        if letter.sender != actor or not isinstance(letter.event, ServerReady):
+            return False
+        log = self._world.nodes[COORDINATOR].disk.log
+        return all(step.event != letter.event for step in log)

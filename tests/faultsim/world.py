@@ -453,6 +453,8 @@ class World:
         """What is on its way to or from it does not arrive."""
         for pair in self._links_of[actor]:
             self._greeted[pair] += 1
+        for node in self.nodes.values():
+            node.inbox = [letter for letter in node.inbox if letter.sender != actor]
 
     def _disconnect(self, actor: Actor) -> None:
         self._connected -= {pair for pair in self._connected if actor in pair}

@@ -84,7 +84,7 @@ class Device:
         self.session = 0  # the next session of mini-batch steps
         self.offline = 0  # offline rounds since the last contact
         self.incarnation = 0  # how often the server has had to put it in step
-        self._brought: Contributed | None = None  # when it was last recalled
+        self._brought: int | None = None  # its activation when it was last recalled
         self._reason = NOT_FINITE  # why the activation under way is withdrawn
         self._granted: Activated | None = None  # came while training offline; starts when that ends
 
@@ -281,17 +281,20 @@ class Device:
             commands = self._drop_work(event.activation)
             self.incarnation, self._granted = event.incarnation, None
             self.state = DeviceState.IDLE
-            self._brought = Contributed(
-                device=self.device,
-                incarnation=self.incarnation,
-                activation=self.activation,
-                model=ref("c", self.device, self.incarnation),
-            )
-        is_same = self._brought is not None and self._brought.activation == self.activation
-        if not is_same or self.state not in (_D.IDLE, _D.ASKING):
+            self._brought = self.activation
+        if self._brought != self.activation or self.state in (
+            _D.TRAINING,
+            _D.UPLOADING,
+            _D.WITHDRAWING,
+        ):
             return []
-        assert self._brought is not None
-        return [*commands, Send(to=self.server, message=self._brought)]
+        brings = Contributed(
+            device=self.device,
+            incarnation=self.incarnation,
+            activation=self.activation,
+            model=ref("c", self.device, self.incarnation, self.session),
+        )
+        return [*commands, Send(to=self.server, message=brings)]
 
     def _drop_work(self, activation: int) -> list[Command]:
         """No mini-batch is drawn twice; an upload that the server does not know of is undone."""

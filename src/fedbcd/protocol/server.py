@@ -99,33 +99,27 @@ class Server:
         self._isolated_through = -1
         self._is_overdue = False  # the deadline of this phase has passed
         self._counted: set[DeviceId] = set()  # whose uploads this phase has; a device counts once
-        self._excused: set[DeviceId] = (
-            set()
-        )  # who came to nothing in this phase, which does not wait for them
+        # who came to nothing in this phase, which does not wait for them
+        self._excused: set[DeviceId] = set()
         self._last = dict.fromkeys(members, -1)  # member -> its last activation that is over
-        self._contributed: dict[
-            DeviceId, int
-        ] = {}  # member -> its last accepted activation, where it is another
+        # member -> its last accepted activation, where it is another
+        self._contributed: dict[DeviceId, int] = {}
         self._declined: dict[DeviceId, Declined] = {}  # the latest answer of this kind
         self._left: dict[DeviceId, int] = {}
         self._asking: dict[DeviceId, int] = {}  # in order of arrival
         self._working: dict[DeviceId, Activated] = {}
         self._lost: dict[DeviceId, Activated] = {}  # given up, but welcome if it does arrive
-        self._held: list[
-            tuple[DeviceId, int]
-        ] = []  # uploads that came while waiting; they count in the next phase
+        # uploads that came while waiting; they count in the next phase
+        self._held: list[tuple[DeviceId, int]] = []
         self._incarnation: dict[DeviceId, int] = {}  # how often a device had to be put in step
-        self._lives: dict[
-            DeviceId, int
-        ] = {}  # how often it may have trained before that and lost it
+        # how often it may have trained before that and lost it
+        self._lives: dict[DeviceId, int] = {}
         self._restoring: set[DeviceId] = set()  # those that have not confirmed it
-        self._start: dict[
-            DeviceId, ModelRef
-        ] = {}  # what a device that joined late began with, until its first upload
+        # what a device that joined late began with, until its first upload
+        self._start: dict[DeviceId, ModelRef] = {}
         self.generation = 0  # how often it had to go on from an older store
-        self._recalled: dict[
-            DeviceId, Recalled | None
-        ] = {}  # members that have not contributed since; what they were told, if they came
+        # members that have not contributed since; what they were told, if they came
+        self._recalled: dict[DeviceId, Recalled | None] = {}
         self._is_step_lost = False  # the generation before took the step that comes next
 
     @property
@@ -455,19 +449,14 @@ class Server:
         self._is_step_lost = self.state is ServerState.WAITING and not self.sync
         return [] if self._is_step_lost else [CountNobody()]
 
-    def _lost_steps(self, mixed: ModelRef | None) -> list[Command]:
-        """The step that the generation before took from `mixed`, or those that it took alone."""
+    def _lost_step(self, mixed: ModelRef) -> list[Command]:
+        """The step that the generation before took from `mixed`, if it did."""
         if not self._is_step_lost:
             return []
         self._is_step_lost = False
-        commands: list[Command] = []
-        before = self.model
-        for _ in range(self.iterations if mixed is None else 1):
-            self._version += 1
-            result = ref("z", self.server, self._version)
-            commands.append(StepLost(mixed=mixed or before, model=before, result=result))
-            before = result
-        return [*commands, CountNobody()]
+        self._version += 1
+        result = ref("z", self.server, self._version)
+        return [StepLost(mixed=mixed, model=self.model, result=result), CountNobody()]
 
     def _returned(self, event: Event) -> list[Command]:
         """A member that is behind has lost its memory too: nobody has its model, and it begins at
@@ -575,7 +564,7 @@ class Server:
         assert isinstance(event, Mixed)
         if self._is_late(event.phase, event.iteration):
             return []
-        steps = [*self._lost_steps(event.model), self._step(event.model)]
+        steps = [*self._lost_step(event.model), self._step(event.model)]
         self.iteration += 1
         after = [self._report()] if self.iteration < self.iterations else self._open()
         return [*steps, *after]
@@ -598,9 +587,8 @@ class Server:
 
     def _step_alone(self) -> list[Command]:
         """Appendix A (iv): use w_n = z_n in update (6), then enter the next round."""
-        lost = self._lost_steps(None)
         steps = [self._step(self.model) for _ in range(self.iterations)]
-        return [*lost, *steps, *self._open()]
+        return [*steps, *self._open()]
 
     def _is_late(self, phase: int, iteration: int) -> bool:
         """Whether an answer of the coordinator is a copy of an earlier one; one that was never

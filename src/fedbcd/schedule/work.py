@@ -276,10 +276,12 @@ class Reader:
                 self._incarnation[number] = event.incarnation
                 self._at_work.pop(number, None)
                 self._due(Restore(number, event.model))
-            case m.Recalled() if event.incarnation > self._incarnation.get(number, 0):
-                self._incarnation[number] = event.incarnation
-                self._at_work.pop(number, None)
-                self._due(Recall(number))
+            case m.Recalled():
+                if event.incarnation > self._incarnation.get(number, 0):
+                    self._incarnation[number] = event.incarnation
+                    self._at_work.pop(number, None)
+                if commands:  # it brings what it has, perhaps once more
+                    self._due(Recall(number))
         for command in commands:
             if isinstance(command, m.Send):
                 self._sent(number, event, command)
@@ -359,10 +361,6 @@ class Reader:
                 self._due(Step(number, command.mixed, command.result, alone))
                 self._models.add(command.result)
                 self._lost.add(command.result)
-            case m.CountNobody():
-                self._due(CountNobody(number))
-            case m.Recount():
-                self._due(Recount(number, command.device))
             case m.StepGlobal():
                 self._check(command.model)
                 self._due(StepGlobal(command.iterations, command.model, command.result))
@@ -371,6 +369,15 @@ class Reader:
                 self._check(command.model)
                 self._work.append(Adopt(number, command.model))
                 self._hold(number, command.model)
+            case _:
+                self._members_change(number, command)
+
+    def _members_change(self, number: int, command: m.Command) -> None:
+        match command:
+            case m.CountNobody():
+                self._due(CountNobody(number))
+            case m.Recount():
+                self._due(Recount(number, command.device))
             case m.Admit():
                 self._check(command.model)
                 self.absent.discard(command.device)

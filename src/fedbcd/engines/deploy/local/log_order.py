@@ -16,6 +16,7 @@ from fedbcd.protocol.messages import (
     Acknowledged,
     Activated,
     Actor,
+    Command,
     Contributed,
     Declined,
     Event,
@@ -193,13 +194,21 @@ class Order:
         return found
 
     def _saying(self, sender: Actor, heard: Sequence[Send]) -> Transition | None:
-        return next(
-            (
-                step
-                for step in self._waiting.get(sender, ())
-                if any(send in step.commands for send in heard)
-            ),
-            None,
+        """What a device has heard before it was recalled, its server has said before it did so."""
+        for step in self._waiting.get(sender, ()):
+            if any(send in step.commands for send in heard):
+                return step
+            if any(self._recalls(sender, command, heard[0].to) for command in step.commands):
+                return None
+        return None
+
+    def _recalls(self, server: Actor, command: Command, device: Actor) -> bool:
+        """Whether this device is recalled for the first time."""
+        return (
+            isinstance(command, Send)
+            and command.to == device
+            and isinstance(command.message, Recalled)
+            and command.message not in self._said.get((server, device), {})
         )
 
     def _making(self, server: Actor, model: ModelRef) -> Transition | None:

@@ -120,14 +120,7 @@ class CoordinatorRole(Role):
                 " is in the old one: put that back (only if everything is to begin anew, the"
                 " coordinator begins a new store as well)",
             )
-        known = self.store.facts.get(f"generation/{number}", "0")
-        generation = hello.get("generation", 0)
-        if not is_counter(generation) or generation < int(known):
-            raise Refused(
-                "behind",
-                f"{server} is of generation {generation!r:.20}, but has gone on from another store"
-                f" since, as generation {known}; stop this one",
-            )
+        _check_generation(server, hello, self.store.facts.get(f"generation/{number}", "0"))
         if heard is not None and phase < heard.phase:
             raise Refused(
                 "behind",
@@ -321,6 +314,17 @@ class CoordinatorRole(Role):
             case Mixed():
                 return self.store.tensor(message.model)
         return None
+
+
+def _check_generation(server: Actor, hello: Mapping[str, Any], known: str) -> None:
+    """Refuse the process of a store that another has taken the place of."""
+    generation = hello.get("generation", 0)
+    if not is_counter(generation) or generation < int(known):
+        raise Refused(
+            "behind",
+            f"{server} is of generation {generation!r:.20}, but has gone on from another store"
+            f" since, as generation {known}; stop this one",
+        )
 
 
 def report_name(ready: ServerReady) -> str:

@@ -4,8 +4,6 @@ report from the log of its coordinator, and a new generation begins (docs/recove
 
 from collections.abc import Iterator
 
-from torch import Tensor
-
 from fedbcd.engines.deploy.roles import snapshot
 from fedbcd.engines.deploy.roles.coordinator import report_name
 from fedbcd.engines.deploy.roles.server import REPORT, ServerRole
@@ -13,7 +11,15 @@ from fedbcd.engines.deploy.roles.store import Store
 from fedbcd.errors import RecordError
 from fedbcd.protocol import ServerState
 from fedbcd.protocol.clouds import RigorousCloud
-from fedbcd.protocol.messages import COORDINATOR, Event, Recovered, ServerReady, Started
+from fedbcd.protocol.messages import (
+    COORDINATOR,
+    Event,
+    Recovered,
+    RetryDue,
+    Send,
+    ServerReady,
+    Started,
+)
 from fedbcd.record.eventlog import Transition
 from fedbcd.record.journal import unpack
 
@@ -28,7 +34,15 @@ def recover(role: ServerRole, coordinator: Store, now: float) -> int:
         raise RecordError(
             f"the store of the coordinator belongs to another run than that of {role.actor}"
         )
+    if isinstance(role.blueprint.cloud, RigorousCloud):
+        raise RecordError(
+            f"{role.actor} takes steps alone that its coordinator does not hear of (cloud"
+            " 'rigorous'), so nobody knows its log; put its newest store back"
+        )
     before, heard = role.store.length, [*_heard(coordinator, role.server)]
+    if heard:  # whatever it has heard of the coordinator was said by then
+        last = max(step.time for step in coordinator.transitions(coordinator.length - 1))
+        role._clock.last = role._clock.after(last, now)
     with role.store.group_commit():
         for ready in heard:
             _bring_up(role, ready, now)
@@ -93,30 +107,29 @@ def _follow(role: ServerRole, event: Event, now: float) -> None:
 def _begin_generation(
     role: ServerRole, coordinator: Store, heard: list[ServerReady], now: float
 ) -> None:
-    machine, store = role.machine, role.store
-    kept = {machine.model} if machine.state is ServerState.COLLECTING else set()
-    for name in {*store.names()} - kept:
-        store.drop(name)
+    machine, store, plan = role.machine, role.store, role.blueprint
+    report = None
+    is_own = True  # whether its tensors are of the last that is known of it
     if machine.state is ServerState.WAITING:
-        role._report = coordinator.tensor(report_name(heard[-1]))
-        store.save(REPORT, role._report)
-        _take_model(role, role._report)
+        (retry,) = machine.handle(RetryDue())
+        assert isinstance(retry, Send)
+        is_own = not heard or heard[-1] != retry.message
+        report = (
+            role._tensor(retry.to, retry.message)
+            if is_own
+            else coordinator.tensor(report_name(heard[-1]))
+        )
+    for name in {*store.names()} - ({machine.model} if is_own else set()):
+        store.drop(name)
+    if report is not None:
+        role._report = report
+        store.save(REPORT, report)
+        if not is_own and plan.method.order == "mix, step" and not plan.cloud.sync:
+            role.z = report  # elsewhere the answer brings it
+            store.save(machine.model, report)
     role._copies.uncounted = []
     role._sum.nobody()
     role.tell(Recovered(generation=machine.generation + 1), now)
     taken = snapshot.take(role._parts(), store.length, role._clock.last)
     known = coordinator.facts.get(f"store/{role.server}", store.id)
     store.commit(facts={"snapshot": taken, "id": known})
-
-
-def _take_model(role: ServerRole, report: Tensor) -> None:
-    """z of a server that waits, where the answer does not bring it."""
-    plan = role.blueprint
-    if plan.method.order == "mix, step" and not plan.cloud.sync:
-        role.z = report
-        role.store.save(role.machine.model, report)
-    elif isinstance(plan.cloud, RigorousCloud):
-        raise RecordError(
-            f"nobody knows the model of {role.actor}, since it reports another; put its newest"
-            " store back"
-        )

@@ -270,17 +270,16 @@ class ServerRole(Role):
                 None if model is None else self._contribution(event.device, granted, model),
             )
         for command in commands:
-            if isinstance(command, Absorb):
-                age = self._notes.age(command.device)
-                weight = self.blueprint.bound.weight_of(command.device, age)
-                self._copies.absorb(command.device, weight)
-            elif isinstance(command, Admit):
-                self._copies.admit(command.device, number)
-            elif isinstance(command, CountNobody):
-                self._copies.forget_all()
-            elif isinstance(command, Recount):
-                assert isinstance(event, Contributed)
-                self._copies.bring(command.device, event.incarnation, model)
+            match command:
+                case Absorb(device=device):
+                    weight = self.blueprint.bound.weight_of(device, self._notes.age(device))
+                    self._copies.absorb(device, weight)
+                case Admit(device=device):
+                    self._copies.admit(device, number)
+                case CountNobody():
+                    self._copies.forget_all()
+                case Recount(device=device):
+                    self._copies.bring(device, self.machine.incarnation_of(device), model)
             if not self._recovering:
                 self._compute(command, event, model)
             if isinstance(command, Dismiss):
@@ -295,9 +294,6 @@ class ServerRole(Role):
         if current != before:
             self.store.save(current, finite(self.z, current, self.actor))
             self._notes.release(before)
-        if self._report is not None and any(
-            isinstance(c, StepModel | AdoptModel) for c in commands
-        ):
             self._report = None
             self.store.drop(REPORT)
         if isinstance(event, Recovered) or any(isinstance(c, CHANGE_SUMS) for c in commands):
