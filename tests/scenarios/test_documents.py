@@ -167,6 +167,7 @@ def test_the_readme_takes_a_minute() -> None:
     assert [line for line in lines if len(line) > 100] == []
 
 
+SHORTER = {"keyboard.py": ["--rounds", "1", "--steps", "5"]}
 EXAMPLES = {*(ROOT / "examples").glob("*.py")} - {ROOT / "examples" / "tutorial.py"}  # run above
 
 
@@ -178,7 +179,7 @@ def test_examples_run(
     tmp_path: Path,
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("sys.argv", [str(example)])
+    monkeypatch.setattr("sys.argv", [str(example), *SHORTER.get(example.name, [])])
     runpy.run_path(str(example), run_name="__main__")
     assert capsys.readouterr().out
 
