@@ -222,17 +222,23 @@ class DeadlinePassed(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceJoined(Event):
-    """A new member; it starts from the server's model."""
+    """A new member; it starts from the server's model. `by`: whose wish it was, where somebody
+    wished it.
+    """
 
     device: DeviceId
+    by: Actor = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceLeft(Event):
-    """A member has gone for good; its copy no longer counts. For `anew` see `Dismiss`."""
+    """A member has gone for good; its copy no longer counts. For `anew` see `Dismiss`, for `by` see
+    `DeviceJoined`.
+    """
 
     device: DeviceId
     anew: bool = True
+    by: Actor = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -33,7 +33,9 @@ _HINTS: dict[type, dict[str, Any]] = {kind: get_type_hints(kind) for kind in _TY
 
 BEFORE: dict[str, dict[str, Any]] = {
     "Failed": {"reason": messages.NOT_FINITE},
-    **{name: {"anew": False} for name in ("DeviceLeft", "Dismiss")},
+    "DeviceJoined": {"by": ""},
+    "DeviceLeft": {"anew": False, "by": ""},
+    "Dismiss": {"anew": False},
 }  # fields that 0.1.0 did not have
 
 
@@ -52,6 +54,8 @@ def encode(message: Event | Command) -> dict[str, Any]:
     fields = {name: getattr(message, name) for name in _FIELDS[kind]}
     if "message" in fields:
         fields["message"] = encode(fields["message"])
+    if fields.get("by") == "":  # nobody's wish, as in all logs of before
+        del fields["by"]
     return {kind.__name__: fields}
 
 
