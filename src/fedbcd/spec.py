@@ -56,8 +56,8 @@ from fedbcd.schedule.availability import RULES, Availability, AvailableDevices, 
 from fedbcd.schedule.churn import Changes, Churn
 from fedbcd.schedule.deadline import Deadline
 from fedbcd.schedule.delays import DELAYS, Clock
+from fedbcd.schedule.mixing import weights_of
 from fedbcd.schedule.times import TRIED, Times, drawn
-from fedbcd.schedule.work import weights_of
 from fedbcd.theory.mixing import cut_off
 
 Precision = Literal["float32", "tf32", "bfloat16"]

@@ -82,8 +82,10 @@ ELSEWHERE = {
     "engines/watcher": "engines/test_certificates.py",
     "errors": "scenarios/test_bad_input.py",
     "schedule/driver": "engines/test_rounds.py",
+    "schedule/effort": "unit/test_measures.py",
     "schedule/events": "engines/test_rounds.py",
     "schedule/log": "engines/test_rounds.py",
+    "schedule/mixing": "engines/test_own_kinds.py",
     "schedule/work": "engines/test_rounds.py",
 }
 

@@ -8,17 +8,11 @@ from collections import Counter
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
-import torch
-
-from fedbcd.algorithm.cloud import check_doubly_stochastic
-from fedbcd.algorithm.method import Method
-from fedbcd.algorithm.plan import gradients_of
-from fedbcd.config import convert
-from fedbcd.errors import ConfigError
-from fedbcd.own import calling, is_own
 from fedbcd.protocol import messages as m
-from fedbcd.protocol.clouds import Cloud, Weights
+from fedbcd.protocol.clouds import Cloud
 from fedbcd.protocol.messages import Actor, ModelRef
+from fedbcd.schedule.effort import Effort
+from fedbcd.schedule.mixing import weights_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,32 +195,6 @@ class Round:
         }
 
 
-class WorkDone:
-    """Gradient steps that devices have taken so far, in sessions that have ended, and samples in
-    their mini-batches.
-    """
-
-    def __init__(self, method: Method | None = None, sizes: Sequence[int] = ()) -> None:
-        """Of a method on devices with so many samples; without one, nothing is counted."""
-        self.gradient_steps = self.samples = 0
-        self._method, self._sizes = method, sizes
-        self._known: dict[tuple[int, bool], int] = {}  # gradients of a session
-
-    def add(self, devices: Sequence[int], steps: int, *, offline: bool) -> None:
-        """A session of each of these devices."""
-        if self._method is None:
-            return
-        key = (steps, offline)
-        if key not in self._known:
-            plan = self._method.offline if offline else self._method.plan
-            self._known[key] = gradients_of(plan, steps)
-        gradients, batch = self._known[key], self._method.batch
-        self.gradient_steps += gradients * len(devices)
-        self.samples += gradients * (
-            sum(self._sizes[i] for i in devices) if batch == "all" else batch * len(devices)
-        )
-
-
 class Reader:
     """Turns transitions into instructions; it is shown every transition of its actors, in order.
 
@@ -241,13 +209,13 @@ class Reader:
         servers: int,
         remember: Collection[int] = (),
         undone: Collection[tuple[int, int]] = (),
-        done: WorkDone | None = None,
+        done: Effort | None = None,
     ) -> None:
         """`remember`: devices that will be restored. `undone`: activations, (device, number), that
         come to nothing, so they are not computed.
         """
         self.held = first_models(cloud, servers)  # the model of each server
-        self.done = done or WorkDone()
+        self.done = done or Effort()
         self.absent: set[int] = set()  # devices that have left and not come back
         self._cloud, self._remember, self._undone = cloud, remember, undone
         self._models = set(self.held)
@@ -435,28 +403,6 @@ class Reader:
         if self._uploads:
             self._work.append(Count(tuple(self._uploads)))
         self._sessions, self._uploads = [], []
-
-
-def weights_of(cloud: Cloud, round_: int, servers: Sequence[int]) -> Weights | None:
-    """a_nm of a mix; of somebody else's cloud checked, whatever the round."""
-    if not is_own(type(cloud)):
-        return cloud.weights(round_, servers)
-    where = f"cloud={cloud!r:.80}: weights({round_}, {servers!r:.40})"
-    with calling("{} fails", where, remedy="it takes a round and the servers of its mix"):
-        given = cloud.weights(round_, servers)
-    if given is None:
-        return None
-    weights: Weights = convert(given, tuple[tuple[float, ...], ...], where)
-    if {len(row) for row in weights} | {len(weights)} != {len(servers)}:
-        raise ConfigError(
-            f"{where} has rows of {[len(row) for row in weights]} numbers; {len(servers)} servers"
-            f" need {len(servers)} rows of {len(servers)}"
-        )
-    try:
-        check_doubly_stochastic(torch.tensor(weights, dtype=torch.float64))
-    except ConfigError as error:
-        raise ConfigError(f"{where}: {error}") from None
-    return weights
 
 
 def first_models(cloud: Cloud, servers: int) -> list[ModelRef]:
