@@ -46,6 +46,7 @@ CHUNK_BYTES = (
     1 << 17
 )  # small enough for a slow line to show that it is alive; larger ones are a little faster
 EVENT_BYTES = 4096
+JOURNAL_BYTES = 1 << 17  # of a report, beside that
 HEADER_BYTES = 1024  # of the safetensors file
 WIRE_DTYPES = {code: tensorfile.DTYPES[code] for code in ("F32", "F64", "I32")}  # that may travel
 NOTICES: dict[str, Any] = {
@@ -223,8 +224,10 @@ class Assembler:
         return Letter(self.sender, self.to, parcel.event, model, parcel.message.clock)
 
     def _event(self, raw: bytes) -> Event:
-        if len(raw) > EVENT_BYTES:
-            raise Refused("event", f"an event of {len(raw)} bytes exceeds {EVENT_BYTES}")
+        is_report = raw.startswith(b'{"ServerReady"')
+        most = EVENT_BYTES + JOURNAL_BYTES * is_report
+        if len(raw) > most:
+            raise Refused("event", f"an event of {len(raw)} bytes exceeds {most}")
         try:
             event = decode_event(json.loads(raw))
         except (ValueError, RecursionError, TypeError) as error:

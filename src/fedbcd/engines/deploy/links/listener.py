@@ -59,7 +59,7 @@ QUIET_S, CROWDED_S = 1.0, 0.1  # how often connections of strangers are looked a
 
 Welcomes = Callable[[Actor, dict[str, Any]], None]
 OnError = Callable[[Exception], None]
-Change = Callable[[str, int], Awaitable[bool]]
+Change = Callable[[str, int, Actor], Awaitable[bool]]  # what, a device, by whom
 
 
 def only(peers: Iterable[Actor], check: Welcomes | None = None) -> Welcomes:
@@ -318,28 +318,30 @@ class Listener(LinkEnd):
     async def _answer_change(
         self, request: ChangeRequest, context: "grpc.aio.ServicerContext[Any, Any]"
     ) -> ChangeReply:
-        await self._check_operator(context, "change who belongs here")
+        by = await self._check_operator(context, "change who belongs here")
         assert self._change is not None
         try:
-            return ChangeReply(changed=await self._change(request.what, request.device))
+            return ChangeReply(changed=await self._change(request.what, request.device, by))
         except ProtocolError as error:
             await context.abort(grpc.StatusCode.FAILED_PRECONDITION, str(error))
             raise AssertionError from error  # abort has raised
 
     async def _check_operator(
         self, context: "grpc.aio.ServicerContext[Any, Any]", what: str
-    ) -> None:
-        """In plain text, which is for loopback only, whoever is on this machine may."""
+    ) -> Actor:
+        """Who it is. In plain text, which is for loopback only, whoever is on this machine may."""
+        identity = OPERATOR
         try:
             certificate = self._certificate(context)
             self._check_certificate(certificate)
-            if certificate is not None and identity_of(certificate) != OPERATOR:
+            identity = OPERATOR if certificate is None else identity_of(certificate)
+            if kind_of(identity) != OPERATOR:
                 raise Refused(
-                    "identity",
-                    f"{identity_of(certificate)} may not {what}; use the certificate of {OPERATOR}",
+                    "identity", f"{identity} may not {what}; use the certificate of {OPERATOR}"
                 )
         except (ProtocolError, CredentialsError) as error:
             await context.abort(grpc.StatusCode.PERMISSION_DENIED, str(error))
+        return identity
 
 
 def negotiate(hello: Hello, me: Actor) -> int:

@@ -17,6 +17,7 @@ from typing import Any
 from torch import Tensor
 
 from fedbcd.engines.deploy.links.codec import Declared
+from fedbcd.engines.deploy.links.endpoint import trouble_of
 from fedbcd.engines.deploy.links.letter import Letter
 from fedbcd.engines.deploy.links.refusals import reason_of
 from fedbcd.engines.deploy.processes.clock import SteadyClock, wall
@@ -100,6 +101,10 @@ class Process(ABC):
     @abstractmethod
     def status(self) -> dict[str, Any]:
         """What it is doing, beyond what all roles tell."""
+
+    def trouble(self) -> list[str]:
+        """What an operator should know, a sentence each."""
+        return trouble_of(self.peers.dialer, self.peers.listener)
 
     def seen(self, step: Transition, model: Tensor | None) -> None:  # noqa: B027
         """Called in the role's thread with every transition that has become durable, and the model

@@ -60,6 +60,9 @@ class Deploy:
     )
     reach_limit: float = REACH  # how far an upload may be from z_n, in norms of z_n; inf: no bound
     reserve_mb: float = 16.0  # free on its disk, below which a role ends; 0: it goes on until full
+    operator: str = "operator"  # whose certificate operators' commands use, such as operator/alice
+    absent_s: float = 604_800.0  # a device away for so long is proposed for dismissal
+    dismiss_absent: bool = False  # and dismissed
     late: tuple[int, ...] = ()  # devices that are no members until they are admitted
     # where devices bring data of their own, the number of samples of each; nobody loads [data]
     samples: int | tuple[int, ...] | None = None
@@ -76,7 +79,7 @@ class Deploy:
                 raise ConfigError(
                     f"deploy.{name} = {[low, high]} must be two numbers with 0 < least <= most"
                 )
-        for name in ("time_scale", "offline_every_s", "norm_limit"):
+        for name in ("absent_s", "time_scale", "offline_every_s", "norm_limit"):
             value = getattr(self, name)
             if value is not None and not 0 < value < math.inf:
                 raise ConfigError(f"deploy.{name} = {value} must be above 0")
@@ -160,7 +163,7 @@ def merge_options(
 
 def _value(name: str, text: str) -> Any:
     """An environment variable as TOML would read it; what TOML cannot read is a text."""
-    if name in ("folder", "coordinator", "listen", "certificates", "health"):
+    if name in ("folder", "coordinator", "listen", "certificates", "health", "operator"):
         return text
     try:
         return tomllib.loads(f"value = {text}")["value"]
