@@ -51,6 +51,7 @@ except ImportError as missing:
 CHUNK_BYTES = 1 << 17  # of a letter, at most; what is sent at a time follows the line
 LEAST_CHUNK = 1 << 14  # beside the last: a slow line shows that it is alive
 EVENT_BYTES = 4096
+JOURNAL_BYTES = 1 << 17  # of a report, beside that
 HEADER_BYTES = 1024  # of the safetensors file
 WIRE_DTYPES = {code: tensorfile.DTYPES[code] for code in ("F32", "F64", "I32")}  # that may travel
 NOTICES: dict[str, Any] = {
@@ -290,8 +291,10 @@ class Assembler:
         return Letter(self.sender, self.to, parcel.event, model, parcel.message.clock)
 
     def _event(self, raw: bytes) -> Event:
-        if len(raw) > EVENT_BYTES:
-            raise Refused("event", f"an event of {len(raw)} bytes exceeds {EVENT_BYTES}")
+        is_report = raw.startswith(b'{"ServerReady"')
+        most = EVENT_BYTES + JOURNAL_BYTES * is_report
+        if len(raw) > most:
+            raise Refused("event", f"an event of {len(raw)} bytes exceeds {most}")
         try:
             event = decode_event(json.loads(raw))
         except (ValueError, RecursionError, TypeError) as error:
