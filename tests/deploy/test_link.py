@@ -16,14 +16,15 @@ import pytest
 import torch
 
 from fedbcd.engines.deploy.links.addresses import split_address
-from fedbcd.engines.deploy.links.codec import CHUNK_BYTES, encode
-from fedbcd.engines.deploy.links.connection import MemoryBudget
+from fedbcd.engines.deploy.links.codec import CHUNK_BYTES, Declared, encode
 from fedbcd.engines.deploy.links.fedbcd_pb2 import Frame, Hello, TensorShape
-from fedbcd.engines.deploy.links.listener import Listener
+from fedbcd.engines.deploy.links.listener import Listener, only
 from fedbcd.engines.deploy.links.operator_client import request_status
 from fedbcd.engines.deploy.links.refusals import RefusedForGood
+from fedbcd.engines.deploy.links.room import Share
 from fedbcd.engines.deploy.links.tls import Credentials, Plain, host_name
 from fedbcd.errors import ConfigError, Refused, RemoteProtocolError
+from fedbcd.protocol.messages import ServerReady, Uploaded
 from fedbcd.protocol.notices import PhaseNotice, Ping, RoundNotice
 from support.waiting import LIMIT_S, eventually
 from support.wire import (
@@ -273,7 +274,7 @@ async def raw(
             "'device/7' (fedbcd 0.0.9) speaks versions 0 to 0 of the protocol, server/3",
         ),
         (DEVICE, {"oldest": 0, "newest": 0}, "version", "upgrade device/7"),
-        (DEVICE, {"oldest": 2, "newest": 3}, "version", "upgrade server/3"),
+        (DEVICE, {"oldest": 3, "newest": 3}, "version", "upgrade server/3"),
         (
             DEVICE,
             {"actor": "device/8"},
@@ -338,7 +339,7 @@ def test_a_newer_peer_that_still_speaks_our_version_is_welcome(certs: Path) -> N
     async def scenario() -> None:
         async with raw(certs) as (_, _ear, peer):
             await peer.say(Frame(hello=hello(oldest=1, newest=9)))
-            assert (await peer.hear()).welcome.version == 1
+            assert (await peer.hear()).welcome.version == 2
 
     asyncio.run(scenario())
 
@@ -451,7 +452,7 @@ def test_a_stream_that_is_cut_leaves_nothing_behind(certs: Path) -> None:
 def test_a_peer_that_stops_in_the_middle_of_a_letter_is_cut_off(certs: Path) -> None:
     async def scenario() -> None:
         size = CHUNK_BYTES
-        options = dataclasses.replace(QUICK, gone_s=0.3)
+        options = dataclasses.replace(QUICK, gone_s=0.3, standstill_rate=1e7)
         shapes = [TensorShape(name="weight", shape=[size])]
         async with raw(certs, model=declared(size), options=options) as (_, ear, peer):
             await peer.say(Frame(hello=hello(model=shapes)))
@@ -464,7 +465,7 @@ def test_a_peer_that_stops_in_the_middle_of_a_letter_is_cut_off(certs: Path) -> 
 
 def test_a_peer_that_says_no_hello_is_cut_off(certs: Path) -> None:
     async def scenario() -> None:
-        async with raw(certs, options=dataclasses.replace(QUICK, gone_s=0.3)) as (_, _ear, peer):
+        async with raw(certs, options=dataclasses.replace(QUICK, connect_s=0.3)) as (_, _ear, peer):
             assert await peer.call.read() is grpc.aio.EOF
 
     asyncio.run(scenario())
@@ -499,37 +500,12 @@ def test_letters_for_a_peer_that_does_not_read_are_dropped_not_kept(certs: Path)
             assert (await peer.hear()).HasField("welcome")
             model = torch.zeros(size)
             sent = 0
-            for _ in range(60):
-                sent += await server.send(down(model))
+            for number in range(60):
+                sent += await server.send(down(model, number))
                 await asyncio.sleep(0.002)
             assert sent < 60
             assert server.counts.dropped == 60 - sent
             assert server.counts.bytes_out < 16 * 4 * size
-
-    asyncio.run(scenario())
-
-
-def test_models_that_arrive_wait_for_room_in_turn() -> None:
-    async def scenario() -> None:
-        room, go = MemoryBudget(10), asyncio.Event()
-        order: list[str] = []
-
-        async def use(name: str, size: int) -> None:
-            taken = await room.take(size)
-            order.append(name)
-            await go.wait()
-            room.give_back(taken)
-
-        tasks = [
-            asyncio.create_task(use(name, size))
-            for name, size in (("a", 6), ("b", 6), ("huge", 99), ("c", 1))
-        ]
-        await eventually(lambda: order == ["a"])
-        tasks[1].cancel()
-        go.set()
-        await asyncio.gather(*tasks, return_exceptions=True)
-        assert order == ["a", "huge", "c"]
-        assert room._free == 10
 
     asyncio.run(scenario())
 
@@ -587,3 +563,86 @@ def test_status_is_for_operators(certs: Path) -> None:
 def test_the_proto_holds_no_pickle_and_events_are_json(certs: Path) -> None:
     (frame,) = encode(up(None, 3))
     assert json.loads(frame.message.event) == {"UpdateRequested": {"device": 7, "activation": 3}}
+
+
+# ------------------------------------------------------------------------------------------------
+# room
+SIZE = CHUNK_BYTES  # values: four chunks
+SHAPES = [TensorShape(name="weight", shape=[SIZE])]
+DECLARED = Declared(
+    (("weight", (SIZE,)),),
+    {
+        Uploaded: frozenset({(SIZE, torch.float32)}),
+        ServerReady: frozenset({(SIZE + 1, torch.float64)}),
+    },
+)
+
+
+def test_room_is_given_after_the_event_was_checked_and_by_its_type(tmp_path: Path) -> None:
+    """A device announces what only a server may say, what is of somebody else, and a model in
+    float64: nothing of it gets room.
+    """
+    make_authority(tmp_path)
+
+    async def scenario() -> None:
+        options = dataclasses.replace(QUICK, arriving_bytes=1 << 20)
+        async with raw(tmp_path, model=DECLARED, options=options) as (server, ear, peer):
+            await peer.say(Frame(hello=hello(model=SHAPES)))
+            assert (await peer.hear()).HasField("welcome")
+            taken, take = [], server._traffic.room.take
+
+            async def note(*args: object) -> Share:
+                taken.append(args)
+                return await take(*args)  # type: ignore[arg-type]
+
+            server._traffic.room.take = note  # type: ignore[method-assign]
+            foreign = next(encode(up(torch.zeros(SIZE), device=8), 1))
+            double = next(encode(up(torch.zeros(SIZE, dtype=torch.float64)), 2))
+            await peer.say(foreign, double)
+            assert [(await peer.refused())[0] for _ in range(2)] == ["identity", "size"]
+            assert not taken
+            await peer.say(*encode(up(torch.zeros(SIZE)), 3))
+            await eventually(lambda: ear.letters)
+            assert len(taken) == 1
+
+    asyncio.run(scenario())
+
+
+def test_one_member_does_not_block_the_uploads_of_the_others(tmp_path: Path) -> None:
+    """Room for one model; device 7 takes it and sends the rest in drops, so that it is not cut off
+    for silence.
+    """
+    make_authority(tmp_path, "device/8")
+
+    async def scenario() -> None:
+        options = dataclasses.replace(QUICK, arriving_bytes=1, least_rate=1e9, gone_s=1.0)
+        members = only({DEVICE, "device/8"})
+        async with raw(tmp_path, model=DECLARED, options=options, welcomes=members) as (
+            server,
+            ear,
+            peer,
+        ):
+            await peer.say(Frame(hello=hello(model=SHAPES)))
+            assert (await peer.hear()).HasField("welcome")
+            message, *chunks = encode(up(torch.zeros(SIZE)), 1)
+            await peer.say(message, chunks[0])
+            await eventually(lambda: server._traffic.room._free == 0)
+            other = dialer(
+                Recorder(),
+                Credentials(tmp_path, "device/8"),
+                server.port,
+                me="device/8",
+                model=DECLARED,
+            )
+            async with running(other.run()):
+                await eventually(lambda: other.connected)
+                await other.send(up(torch.ones(SIZE), device=8))
+                with contextlib.suppress(grpc.aio.AioRpcError):  # it may be cut off by then
+                    for chunk in chunks[1:3]:
+                        await asyncio.sleep(0.6)
+                        await peer.say(chunk)
+                await eventually(lambda: ear.letters)
+            assert ear.letters[0].sender == "device/8"
+            assert server.counts.refused["stalled"] == 1
+
+    asyncio.run(scenario())

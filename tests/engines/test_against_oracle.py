@@ -56,12 +56,13 @@ class ReluNet(Net):
 class Case:
     algorithm: fb.Algorithm
     cloud: fb.Cloud
-    active: int = 2
-    rounds: int = 12
+    active: int | tuple[int, ...] = 2
+    rounds: int = 8
     joins: tuple[tuple[int, int], ...] = ()
     leaves: tuple[tuple[int, int], ...] = ()
     clock: fb.Clock = fb.Clock()  # noqa: RUF009
     uploads: tuple[fb.Clip | fb.Integers, ...] = ()
+    deadline: fb.Deadline | None = None
 
 
 GAMMA = [0.3 + 0.1 * (i % 5) for i in range(DEVICES)]
@@ -136,6 +137,7 @@ CASES |= {
     "slow-devices": Case(BCD, fb.AsyncCloud(first=2), clock=SLOW),
     "slow-devices-sync": Case(BCD, fb.SyncCloud(), clock=SLOW, active=5),
     "slow-devices-fedbcd-i": Case(BCDI_3, fb.AsyncCloud(first=2), clock=SLOW, active=3),
+    "own-active": Case(BCDI_3, fb.AsyncCloud(first=2), clock=UNSTEADY, active=(3, 1, 2)),
     "night-and-dropouts": Case(BCD, fb.RigorousCloud(first=2), clock=UNSTEADY, active=4),
     "pull-as-momentum": Case(replace(BCDI, momentum_after_contact="pull"), fb.AsyncCloud(first=2)),
     "momentum-restarted": Case(
@@ -189,6 +191,21 @@ CASES |= {
     "clipped-integers-sync": Case(LAID, fb.SyncCloud(), leaves=((7, 3),), uploads=LAYERS),
     "clipped-integers-fedbcd-i": Case(BCDI_3, fb.RigorousCloud(first=2), uploads=LAYERS),
     "clipped-fedavg": Case(FREE[3], fb.SyncCloud(), uploads=LAYERS[:1]),
+}
+
+
+# beyond the paper: phases end with those that have come, and let in more than they need
+SHORT, SPARE = fb.Deadline(2.0, 1), fb.Deadline(spare=2)
+CASES |= {
+    "deadline-and-spare-sync": Case(
+        BCD, CLOUDS["sync"], active=3, rounds=20, clock=SLOW, deadline=fb.Deadline(4.0, 2, 1)
+    ),
+    "deadline-async": Case(BCD, CLOUDS["async"], active=3, clock=SLOW, deadline=SHORT),
+    "deadline-rigorous": Case(
+        BCD, CLOUDS["rigorous"], active=4, clock=UNSTEADY, deadline=fb.Deadline(3.0, 2, 1)
+    ),
+    "deadline-fedavg": Case(FREE[3], CLOUDS["sync"], active=3, deadline=fb.Deadline(2.0, 1, 1)),
+    "spare-fedprox": Case(FREE[2], CLOUDS["async"], clock=SLOW, deadline=SPARE),
 }
 
 
@@ -283,6 +300,7 @@ def _expected(
         links=[list(links) for links in getattr(case.cloud, "edges", ())],
         link_failure=getattr(case.cloud, "link_failure", 0.0),
         link_seed=getattr(case.cloud, "seed", 0),
+        **({} if case.deadline is None else _waits(case.deadline)),
         **_stepped(a),
         **_slow(case.clock, sum(p.numel() for p in module.parameters())),
     )
@@ -301,6 +319,11 @@ def _stepped(a: Any) -> dict[str, Any]:
             of_adam = {"betas": (by.beta1, by.beta2), "epsilon": by.epsilon}
             return {**found, "optimizer": by.name, **of_adam}
     return found
+
+
+def _waits(deadline: fb.Deadline) -> dict[str, Any]:
+    after = np.inf if deadline.after is None else deadline.after
+    return {"deadline": after, "least": deadline.least, "spare": deadline.spare}
 
 
 def _slow(clock: fb.Clock, size: int) -> dict[str, Any]:
@@ -367,6 +390,9 @@ def _actual(
         dtype=dtype,
         max_batch=max_batch,
         uploads=case.uploads,
+        looks=1,
+        certify_every=0,
+        deadline=case.deadline,
         **more,
     )
 

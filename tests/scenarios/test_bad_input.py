@@ -193,6 +193,71 @@ def test_more_active_devices_than_members(tmp_path: Path) -> None:
     )
 
 
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"run.lr": 0.1}, "unknown key 'lr' (did you mean 'device_step' in [algorithm]?)"),
+        ({"run.momentum": 0.5}, "unknown key 'momentum', which belongs in [algorithm]"),
+        (
+            {"federation.clients": 4},
+            "unknown key 'clients' (did you mean 'devices'?); known: active",
+        ),
+        (
+            {"algorithm.optimizer": "adam"},
+            "[algorithm] has 'optimizer', which 'fedbcd' does not take; it is a setting of",
+        ),
+        (
+            {"cloud.first": 2},
+            "has 'first', which 'sync' does not take; it is a setting of 'async',",
+        ),
+        (
+            {"clock.step": 2},
+            '[clock.step] must be a table with a name, such as { name = "exponential" }, not 2;',
+        ),
+        ({"clock.step": "uniform"}, "[clock.step] needs low, e.g. low = 1"),
+        ({"run.availability": 0.5}, 'give a table such as { name = "chance", ... }'),
+        ({"model.hidden": 64}, "model.hidden = 64 must be a list, such as [64]"),
+    ],
+)
+def test_what_others_call_so_or_others_have(
+    tmp_path: Path, changes: dict[str, Any], words: str
+) -> None:
+    _refuse(tmp_path, CONFIG, changes, words)
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        (
+            {"federation.devices": [4, 2]},
+            "federation.devices = [4, 2] has 2 numbers, but federation.servers = 4; give one for"
+            " each server",
+        ),
+        ({"federation.devices": [4, 0, 2, 2]}, "federation.devices = 0 must be 1 or more"),
+        (
+            {"federation.devices": [4, 1, 2, 2]},
+            "federation.active = 2 exceeds the 1 devices of server 1; use active <= 1",
+        ),
+        (
+            {"federation.active": [2, 5, 1, 1]},
+            "federation.active = 5 exceeds the 4 devices of server 1; use active <= 4",
+        ),
+        (
+            {"federation.active": [2, 2]},
+            "federation.active = [2, 2] has 2 numbers, but federation.servers = 4; give one for"
+            " each server, or one for all",
+        ),
+        (
+            {"federation.active": "two"},
+            "federation.active = 'two' must be a whole number or a list",
+        ),
+        ({"federation.active": [1, 2.5, 1]}, "federation.active[1] = 2.5 must be a whole number"),
+    ],
+)
+def test_numbers_of_each_server(tmp_path: Path, changes: dict[str, Any], words: str) -> None:
+    _refuse(tmp_path, CONFIG, changes, words)
+
+
 def test_more_active_devices_than_available_ones(tmp_path: Path) -> None:
     changes = {"algorithm": {"name": "fedbcd-i", "available": 2}, "federation.active": 3}
     _refuse(

@@ -4,7 +4,7 @@ pilots, and one round explained.
 
 import math
 from dataclasses import replace
-from itertools import pairwise
+from itertools import combinations, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -329,6 +329,21 @@ def test_a_dynamic_graph_is_planned_for_as_it_is() -> None:
     assert found.pilots[0].scores[-1] == (whole.history.last.global_accuracy,)
 
 
+def test_a_plan_says_how_many_servers_of_a_mix_have_a_link() -> None:
+    """On a path of four servers whose links fail half of the time; counted in 3,000 mixes."""
+    path = fb.DynamicGraph([[(0, 1), (1, 2), (2, 3)], [(0, 3), (3, 0)]], 2, link_failure=0.5)
+    plan = make_plan({1: KnownTime(stats.expon())}, 4, cloud=path.name, links=path)
+    for row in plan.rows:
+        groups = [*combinations(range(4), row.first)]
+        met = [
+            sum(a > 0 for a in row_of) > 1
+            for k in range(3000)
+            for row_of in path.weights(k, groups[(k // 2) % len(groups)])
+        ]
+        assert row.linked == pytest.approx(np.mean(met), abs=4 * 0.5 / math.sqrt(3000))
+    assert [plan.rows[k].linked for k in (0, 3)] == [0.0, pytest.approx((0.625 + 0.25) / 2)]
+
+
 def test_a_mixing_matrix_is_not_planned_for_unless_another_cloud_is_named() -> None:
     mixing = [[0.25] * 4] * 4
     job = parse(job_table(cloud={"name": "graph", "mixing": mixing}, run={"until_clock": 40.0}))[0]
@@ -491,7 +506,7 @@ def test_servers_that_differ_are_planned_and_the_slowest_named() -> None:
     assert plan.rows[0].round_time < plan.rows[1].round_time / 3
     with pytest.raises(ConfigError, match="the 4 servers of the job differ"):
         make_plan({2: source}, 5)
-    with pytest.raises(ConfigError, match="q=5 devices of 4 cannot take part"):
+    with pytest.raises(ConfigError, match="q=5 devices of the 4 of server 0 cannot take"):
         device_model(job, 5)
 
 
@@ -501,5 +516,7 @@ def test_the_place_of_a_lost_device_goes_to_the_next() -> None:
     """
     arrival, work = np.array([1.0, 2.0, 2.5, 8.0, 9.0]), np.array([4.0, 3.0, 5.0, 1.0, 1.0])
     lost = np.array([0.5, 2.0, 2.0, 2.0, 0.1])
-    assert with_losses(arrival, work, lost, 2) == 3.0 + 5.0
-    assert with_losses(arrival, work, np.full(5, 2.0), 2) == 5.0
+    two, one = np.zeros(2, dtype=bool), np.array([False, True])
+    assert with_losses(arrival, work, lost, two) == 3.0 + 5.0
+    assert with_losses(arrival, work, np.full(5, 2.0), two) == 5.0
+    assert with_losses(arrival, work, lost, one) == 3.0 + 3.0

@@ -32,7 +32,7 @@ from fedbcd.cli.overrides import read_jobs
 from fedbcd.config import choose
 from fedbcd.errors import ConfigError, RecordError
 from fedbcd.experiments.job import Job
-from fedbcd.protocol.clouds import AsyncCloud, GraphCloud
+from fedbcd.protocol.clouds import AsyncCloud, DynamicGraph, GraphCloud
 from fedbcd.record.runfolder import writing_to
 from fedbcd.schedule.delays import DELAYS
 
@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from fedbcd.planner.pilots import Recommendation
     from fedbcd.planner.plan import Plan, PlanRow
     from fedbcd.planner.server_time import Fit, ServerTime
+    from fedbcd.schedule.availability import PerServer
 
 MOST_ROWS = 16
 LEGEND = """fresh: E[tau_(B)] of servers that start together, r: its ratio to that of all (eq. 7)
@@ -53,6 +54,8 @@ LARGE_N = """F^-1, sd: mean and standard deviation of tau_(B) by eq. (8); r: exa
 eq. 8: r as F^-1(beta) / F^-1(1 - 1/N); limit: the paper's closed form, for Weibull times or a
 finite support; off: relative to r"""
 Row = TypeVar("Row", "PlanRow", "LargeN")
+LINKED = """linked: of the servers in a mix, those with a link to another that is there, where all
+servers are alike; the rest step from their own model"""
 NO_BARS = (
     "+- is -: these times have no finite variance, so a sampled mean has no error bar and is likely"
     " too short; B = all is exact"
@@ -141,6 +144,7 @@ def plan_command(
     _check_pilots(seeds, until_clock)
     screen = screen_for(as_json)
     fits: list[Fit] = []
+    sources: dict[PerServer, ServerTime]
     job: Job | None = None
     if log is not None:
         sources, number, fits = _from_log(log, _numbers(active, "--active"))
@@ -159,6 +163,7 @@ def plan_command(
             cloud=chosen,
             rounds=rounds,
             clock_seconds=clock_seconds,
+            links=_links(job, chosen),
         )
     _show_plan(screen, plan, fits, job, large_n)
     recommendation, interrupted = None, False
@@ -243,7 +248,12 @@ def _cloud(screen: Console, job: Job | None, named: str | None) -> str:
     return chosen
 
 
-def _from_job(job: Job, actives: Sequence[int] | None) -> "dict[int, ServerTime]":
+def _links(job: Job | None, cloud: str) -> DynamicGraph | None:
+    own = None if job is None else job.spec.cloud
+    return own if isinstance(own, DynamicGraph) and own.name == cloud else None
+
+
+def _from_job(job: Job, actives: Sequence[int] | None) -> "dict[PerServer, ServerTime]":
     from fedbcd.planner.server_time import device_model
 
     if job.method.takes_time_offline:
@@ -251,18 +261,18 @@ def _from_job(job: Job, actives: Sequence[int] | None) -> "dict[int, ServerTime]
             f"{job.name}: devices cannot ask while they train offline, which this plan leaves out:"
             " rounds will last longer; pilots, or --log of a run, have it in them"
         )
-    return {active: device_model(job, active) for active in actives or [job.active]}
+    return {active: device_model(job, active) for active in actives or (job.active,)}
 
 
 def _from_log(
     log: Path, actives: Sequence[int] | None
-) -> "tuple[dict[int, ServerTime], int, list[Fit]]":
+) -> "tuple[dict[PerServer, ServerTime], int, list[Fit]]":
     from fedbcd.planner.record import read_record
     from fedbcd.planner.server_time import RecordedTime, fits, observe
 
     record = read_record(log, note)
     seen = max(len(phase.complete) for phase in record.phases)
-    sources: dict[int, ServerTime] = {
+    sources: dict[PerServer, ServerTime] = {
         active: RecordedTime(observe(record, active)) for active in actives or ()
     } or {seen: RecordedTime(observe(record))}
     try:
@@ -395,6 +405,8 @@ def _show_plan(
     )
     show(_plan_table(plan, title), screen)
     say(LEGEND, screen)
+    if _has_links(plan):
+        say(LINKED, screen)
     if plan.slowest:
         say(plan.slowest, screen)
     if not plan.has_bars:
@@ -417,6 +429,7 @@ def _plan_table(plan: "Plan", title: str) -> Grid:
         "steps/h",
         "age",
         "old",
+        *["linked"] * _has_links(plan),
     ]
     table = table_of(*names, title=title)
     for row in _some(plan.rows):
@@ -429,8 +442,13 @@ def _plan_table(plan: "Plan", title: str) -> Grid:
         ]
         rates = [f"{row.rounds_per_hour:.0f}", f"{row.updates_per_hour:.0f}"]
         ages = [f"{row.staleness:.1f}", f"{row.staleness_high:.0f}"] if row.beta < 1 else ["-", "-"]
+        ages += [] if row.linked is None else [f"{row.linked:.0%}"]
         table.add_row(*[str(row.active)] * several, str(row.first), *numbers, *rates, *ages)
     return table
+
+
+def _has_links(plan: "Plan") -> bool:
+    return plan.rows[0].linked is not None
 
 
 def _large_n_table(plan: "Plan") -> Grid:

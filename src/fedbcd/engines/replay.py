@@ -24,8 +24,8 @@ from fedbcd.own import imports
 from fedbcd.protocol.messages import number_of
 from fedbcd.record.eventlog import LogReader
 from fedbcd.record.start import copy_beside
+from fedbcd.schedule.effort import Effort
 from fedbcd.schedule.log import LogRounds
-from fedbcd.schedule.work import WorkDone
 from fedbcd.spec import RunSpec
 
 OTHER_ORDER = (
@@ -122,7 +122,9 @@ def _looked_ahead(path: Path) -> tuple[set[int], set[tuple[int, int]]]:
     with path.open("rb") as file:
         for raw in file:
             if raw.startswith(b'{"t"') and (
-                b'"event":{"Restored":' in raw or b'"event":{"Declined":' in raw
+                b'"event":{"Restored":' in raw
+                or b'"event":{"Declined":' in raw
+                or b'"event":{"Recalled":' in raw
             ):
                 with suppress(ValueError, KeyError, TypeError, AttributeError):
                     line = json.loads(raw)
@@ -145,7 +147,7 @@ class Replaying:
         self._rounds, self._numbers = rounds, numbers
 
     @property
-    def done(self) -> WorkDone:
+    def done(self) -> Effort:
         """What devices have done until here."""
         return self._rounds.done
 
@@ -158,18 +160,22 @@ class Replaying:
 
 def recorded_spec(reader: LogReader, federation: Federation) -> RunSpec:
     """The run in the head of a log, if it belongs to this federation."""
+    return spec_of(reader.header.get("identity"), reader.path, federation)
+
+
+def spec_of(identity: Any, path: Path, federation: Federation) -> RunSpec:
+    """The run of an identity that is kept in this file."""
     try:
-        spec = RunSpec.from_identity(reader.header["identity"])
+        spec = RunSpec.from_identity(identity)
     except ConfigError as error:
-        raise RecordError(f"{reader.path} records a run that cannot be: {error}") from None
+        raise RecordError(f"{path} records a run that cannot be: {error}") from None
     except (KeyError, TypeError, ValueError) as error:
         raise RecordError(
-            f"{reader.path} does not say how its run was set up ({error}); it is not a log of this"
-            " version"
+            f"{path} does not say how its run was set up ({error}); it is not of this version"
         ) from None
-    if reader.header["identity"] != json.loads(json.dumps(spec.identity(federation))):
+    if identity != json.loads(json.dumps(spec.identity(federation))):
         raise RecordError(
-            f"{reader.path} was recorded with other data, other servers or another model than the"
+            f"{path} was recorded with other data, other servers or another model than the"
             " federation given"
         )
     spec.check(federation)

@@ -50,12 +50,13 @@ from fedbcd.record.runfolder import Checkpoint, RunFolder, recorded_in
 from fedbcd.record.start import keep_copy
 from fedbcd.record.stopping import Plateau
 from fedbcd.schedule.arrays import Outline, why_not_ahead
-from fedbcd.schedule.availability import Availability
+from fedbcd.schedule.availability import Availability, PerServer
 from fedbcd.schedule.churn import Churn
+from fedbcd.schedule.deadline import Deadline
 from fedbcd.schedule.delays import Clock
 from fedbcd.schedule.driver import Driver
+from fedbcd.schedule.effort import Effort
 from fedbcd.schedule.events import Schedule, Simulation
-from fedbcd.schedule.work import WorkDone
 from fedbcd.spec import OPTIONS, Cluster, Precision, RunSpec, in_words
 
 
@@ -66,12 +67,13 @@ def train(
     *,
     cloud: Cloud | None = None,
     clock: Clock | None = None,
-    active: int | None = None,
+    active: PerServer | None = None,
     seed: int | None = None,
     joins: Mapping[int, int] | None = None,
     leaves: Mapping[int, int] | None = None,
     availability: Availability | None = None,
     churn: Churn | None = None,
+    deadline: Deadline | None = None,
     dtype: torch.dtype | None = None,
     max_batch: int | None = None,
     storage: torch.dtype | None = None,
@@ -243,7 +245,7 @@ class _Training:
         """From where the run stands, rounds planned ahead; their events are played as well if they
         are logged.
         """
-        done = WorkDone(self.method, self.federation.sizes)
+        done = Effort(self.method, self.federation.sizes)
         outline = Outline(self.federation.servers, self._schedule(), self.spec.cloud, done)
         outline.go_to(self.events.round)
         self.player = ahead = Ahead(self.numbers, outline, self.compile)

@@ -7,6 +7,7 @@ from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from statistics import mean
 
 import torch
 from torch import Tensor
@@ -23,8 +24,9 @@ from fedbcd.data.federation import FOR_ALL, Federation
 from fedbcd.errors import ConfigError
 from fedbcd.record.start import models_of
 from fedbcd.schedule.driver import Machines
+from fedbcd.schedule.effort import Effort
 from fedbcd.schedule.events import Schedule
-from fedbcd.schedule.work import Reader, WorkDone, first_models
+from fedbcd.schedule.work import Reader, first_models
 from fedbcd.spec import Precision, RunSpec
 
 
@@ -38,6 +40,7 @@ def make_machines(spec: RunSpec, federation: Federation) -> Machines:
         method.offline_limit,
         set(spec.changes(federation)[0]),
         method.at_once,
+        spec.deadline,
     )
 
 
@@ -45,7 +48,8 @@ def make_schedule(spec: RunSpec, federation: Federation) -> Schedule:
     active = spec.active_of(federation)
     method = spec.method_of(federation)
     sent, changes = spec.sent(federation), spec.changes(federation)
-    return Schedule(method, spec.clock, spec.seed, active, *changes, sent, spec.availability)
+    rules = spec.availability, spec.deadline
+    return Schedule(method, spec.clock, spec.seed, active, *changes, sent, *rules)
 
 
 def make_reader(
@@ -54,7 +58,7 @@ def make_reader(
     remember: Collection[int] = (),
     undone: Collection[tuple[int, int]] = (),
 ) -> Reader:
-    done = WorkDone(spec.method_of(federation), federation.sizes)
+    done = Effort(spec.method_of(federation), federation.sizes)
     return Reader(spec.cloud, len(federation.servers), remember, undone, done)
 
 
@@ -156,11 +160,16 @@ def rounds_between_looks(federation: Federation, spec: RunSpec, longer: float = 
     return math.ceil(longer * tested / (4 * samples_per_round(federation, spec)))
 
 
+def _active_on_average(federation: Federation, spec: RunSpec) -> float:
+    active = spec.active_of(federation)
+    return active if isinstance(active, int) else mean(active)
+
+
 def samples_per_round(federation: Federation, spec: RunSpec) -> float:
     """On how many samples a round trains, about."""
     method, servers = spec.method_of(federation), len(federation.servers)
     (low, high), batch = method.lengths(offline=bool(method.offline)), method.batch
-    at_work = spec.active_of(federation) * int(getattr(spec.cloud, "first", servers))
+    at_work = _active_on_average(federation, spec) * int(getattr(spec.cloud, "first", servers))
     limit = method.offline_limit
     if limit is not None:
         # activations take no samples; who was not in contact for long does not go on offline

@@ -17,9 +17,10 @@ import numpy.typing as npt
 from fedbcd.algorithm import draws
 from fedbcd.algorithm.method import Method
 from fedbcd.protocol.clouds import AsyncCloud, Cloud, SyncCloud
+from fedbcd.schedule.availability import at_server
+from fedbcd.schedule.effort import Effort
 from fedbcd.schedule.events import Schedule, places_of_smallest
 from fedbcd.schedule.times import Times, why_events
-from fedbcd.schedule.work import WorkDone
 
 Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
@@ -82,8 +83,12 @@ def why_not_ahead(servers: Sequence[Sequence[int]], schedule: Schedule, cloud: C
         return "who is available follows a rule (`availability`)"
     if schedule.method.at_once is not None:
         return "devices of one phase work on in the next (`at_once`)"
+    if schedule.deadline is not None:
+        return "phases have a deadline, and devices work on in the next (`deadline`)"
     if len({len(members) for members in servers}) > 1:
         return "servers have different numbers of devices"
+    if not isinstance(schedule.active, int):
+        return "servers wait for different numbers of uploads (`active`)"
     return why_events(schedule.clock)
 
 
@@ -95,16 +100,16 @@ class Outline:
         servers: Sequence[Sequence[int]],
         schedule: Schedule,
         cloud: Cloud,
-        done: WorkDone | None = None,
+        done: Effort | None = None,
     ) -> None:
         self.now = 0.0
         self.round = 0
         self.activations = 0
-        self.done = done or WorkDone()
+        self.done = done or Effort()
         self._schedule = schedule
         self._times = Times(schedule.clock, schedule.seed, servers, schedule.sent)
         self._members = np.sort(np.array(servers, dtype=np.int64), axis=1)  # (V, M)
-        self._q = min(schedule.active, self._members.shape[1])
+        self._q = min(at_server(schedule.active, 0), self._members.shape[1])
         self._first = cloud.first if isinstance(cloud, AsyncCloud) else 0  # B; 0: all wait for all
         self._ahead = max(1, DRAWN_AHEAD // self._members.size)
         self._counts = np.zeros_like(self._members)  # activations so far, in what has been drawn

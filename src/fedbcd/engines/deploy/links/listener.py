@@ -2,16 +2,13 @@
 
 import asyncio
 import json
+import traceback
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from typing import Any
 
 from fedbcd.engines.deploy.links.addresses import split_address
 from fedbcd.engines.deploy.links.codec import Declared
-from fedbcd.engines.deploy.links.connection import (
-    Connection,
-    parse_text,
-    refused_frame,
-)
+from fedbcd.engines.deploy.links.connection import Connection
 from fedbcd.engines.deploy.links.endpoint import (
     BROKEN,
     NEWEST,
@@ -20,6 +17,7 @@ from fedbcd.engines.deploy.links.endpoint import (
     About,
     LinkEnd,
     Peer,
+    part_of,
     software,
 )
 from fedbcd.engines.deploy.links.fedbcd_pb2 import (
@@ -32,6 +30,7 @@ from fedbcd.engines.deploy.links.fedbcd_pb2 import (
     Welcome,
 )
 from fedbcd.engines.deploy.links.refusals import CredentialsError, MissingExtra, reason_of
+from fedbcd.engines.deploy.links.strangers import Strangers
 from fedbcd.engines.deploy.links.tls import (
     Certificate,
     Credentials,
@@ -40,8 +39,10 @@ from fedbcd.engines.deploy.links.tls import (
     home_of,
     identity_of,
 )
+from fedbcd.engines.deploy.links.traffic import parse_text, refused_frame
+from fedbcd.engines.deploy.processes.descriptors import places
 from fedbcd.engines.deploy.processes.exit_codes import AddressError
-from fedbcd.errors import ProtocolError, Refused
+from fedbcd.errors import FedBCDError, ProtocolError, Refused
 from fedbcd.protocol.messages import Actor
 from fedbcd.protocol.senders import PAIRS, kind_of
 
@@ -52,10 +53,11 @@ except ImportError as missing:
     raise MissingExtra(missing.name or "grpcio") from None
 
 OPERATOR: Actor = "operator"
+QUIET_S, CROWDED_S = 1.0, 0.1  # how often connections of strangers are looked at
 
 Welcomes = Callable[[Actor, dict[str, Any]], None]
 OnError = Callable[[Exception], None]
-Change = Callable[[str, int], Awaitable[bool]]
+Change = Callable[[str, int, Actor], Awaitable[bool]]  # what, a device, by whom
 
 
 def only(peers: Iterable[Actor], check: Welcomes | None = None) -> Welcomes:
@@ -107,9 +109,11 @@ class Listener(LinkEnd):
         self._welcomes = welcomes
         self._status = status
         self._change = change
-        self._on_error = on_error
+        self._on_error = on_error or self._note_error
         self._server: grpc.aio.Server | None = None
-        self._watcher: asyncio.Task[None] | None = None
+        self._places = places()
+        self._strangers = Strangers(self._places, lambda: self.options.connect_s)
+        self._watchers: list[asyncio.Task[None]] = []
         self._handlers: set[asyncio.Task[Any]] = set()
 
     async def start(self) -> int:
@@ -142,27 +146,36 @@ class Listener(LinkEnd):
             ) from None
         await server.start()
         self._server = server
+        self._watchers = [asyncio.create_task(self._look_at_strangers())]
         if isinstance(self._security, Credentials):
-            self._watcher = asyncio.create_task(self._watch())
+            self._watchers.append(asyncio.create_task(self._watch()))
         return self.port
 
     async def stop(self) -> None:
-        if self._watcher is not None:
-            self._watcher.cancel()
+        for watcher in self._watchers:
+            watcher.cancel()
         if self._server is not None:
             await self._server.stop(None)
             self._server = None
         if self._handlers:
             await asyncio.wait(self._handlers, timeout=self.options.gone_s)
 
+    async def _look_at_strangers(self) -> None:
+        """More often while there are many."""
+        while True:
+            left = self._strangers.look(self.port)
+            await asyncio.sleep(CROWDED_S if left > self._strangers.most // 4 else QUIET_S)
+
     def _server_options(self) -> list[tuple[str, int | str]]:
-        gone_ms = int(self.options.gone_s * 1000)
+        options = self.options
         return [
             *self._channel_options(),
             ("grpc.http2.min_recv_ping_interval_without_data_ms", 100),
             ("grpc.http2.max_ping_strikes", 0),
-            ("grpc.server_handshake_timeout_ms", gone_ms),
-            ("grpc.max_connection_idle_ms", 3 * gone_ms),  # a connection without a stream
+            ("grpc.server_handshake_timeout_ms", int(options.connect_s * 1000)),
+            # a connection without a stream
+            ("grpc.max_connection_idle_ms", int(options.gone_s * 3000)),
+            ("grpc.max_allowed_incoming_connections", self._places),
             ("grpc.max_concurrent_streams", 4),
             ("grpc.so_reuseport", 0),  # a second listener at the same port is a mistake
         ]
@@ -175,8 +188,18 @@ class Listener(LinkEnd):
         self._handlers.add(task)
         try:
             await self._serve(requests, context)
+        except BROKEN:
+            pass
+        except Exception as error:  # noqa: BLE001  gRPC would print it
+            self._on_error(error)
         finally:
             self._handlers.discard(task)
+
+    def _note_error(self, error: Exception) -> None:
+        """What ends the process has been said by then."""
+        if not isinstance(error, FedBCDError):
+            trace = "".join(traceback.format_exception(error))
+            self._log.error("bug", sentence=f"a connection has ended: {error}", trace=trace)
 
     async def _serve(
         self, _requests: AsyncIterator[Frame], context: "grpc.aio.ServicerContext[Frame, Frame]"
@@ -186,7 +209,7 @@ class Listener(LinkEnd):
             return frame if isinstance(frame, Frame) else None  # EOF
 
         try:
-            hello = await asyncio.wait_for(read(), self.options.gone_s)
+            hello = await asyncio.wait_for(read(), self.options.connect_s)
         except TimeoutError:
             return
         peer, certificate = f"unknown at {context.peer().rpartition(':')[0]}", None
@@ -195,28 +218,23 @@ class Listener(LinkEnd):
             peer = identity_of(certificate) if certificate is not None else peer
             self._check_certificate(certificate)
             peer, about, welcome = self._greet(hello, certificate)
+            known = self._strangers.known(context.peer())
         except (ProtocolError, CredentialsError) as error:
             self._refusals.note(peer, reason_of(error), str(error))
             await context.write(refused_frame(reason_of(error), str(error), final=True))
             return
         assert hello is not None
-        connection = Connection(
-            self.me, peer, self._traffic, read, context.write, self._on_letter, self._on_notice
-        )
         self._retire(peer, hello.hello.instance)
-        try:
-            await self._hold(
-                peer,
-                Peer(connection, hello.hello.instance, certificate),
-                about,
-                Frame(welcome=welcome),
-            )
-        except BROKEN:
-            pass
-        except Exception as error:
-            if self._on_error is None:
-                raise
-            self._on_error(error)
+        kept = self._traffic.kept.look(peer)
+        if kept is not None:
+            welcome.part.CopyFrom(kept)
+        connection = Connection(
+            *(self.me, peer, self._traffic, read, context.write),
+            *(self._on_letter, self._on_notice, welcome.version, part_of(hello.hello)),
+        )
+        entry = Peer(connection, hello.hello.instance, certificate)
+        with known:
+            await self._hold(peer, entry, about, Frame(welcome=welcome))
 
     def _certificate(self, context: "grpc.aio.ServicerContext[Any, Any]") -> Certificate | None:
         if isinstance(self._security, Plain):
@@ -286,6 +304,7 @@ class Listener(LinkEnd):
         old = self._peers.get(peer)
         if old is None:
             return
+        old.connection.keep()
         if old.instance == instance:
             old.connection.end("reconnected", f"{peer} has connected anew")
             return
@@ -303,28 +322,30 @@ class Listener(LinkEnd):
     async def _answer_change(
         self, request: ChangeRequest, context: "grpc.aio.ServicerContext[Any, Any]"
     ) -> ChangeReply:
-        await self._check_operator(context, "change who belongs here")
+        by = await self._check_operator(context, "change who belongs here")
         assert self._change is not None
         try:
-            return ChangeReply(changed=await self._change(request.what, request.device))
+            return ChangeReply(changed=await self._change(request.what, request.device, by))
         except ProtocolError as error:
             await context.abort(grpc.StatusCode.FAILED_PRECONDITION, str(error))
             raise AssertionError from error  # abort has raised
 
     async def _check_operator(
         self, context: "grpc.aio.ServicerContext[Any, Any]", what: str
-    ) -> None:
-        """In plain text, which is for loopback only, whoever is on this machine may."""
+    ) -> Actor:
+        """Who it is. In plain text, which is for loopback only, whoever is on this machine may."""
+        identity = OPERATOR
         try:
             certificate = self._certificate(context)
             self._check_certificate(certificate)
-            if certificate is not None and identity_of(certificate) != OPERATOR:
+            identity = OPERATOR if certificate is None else identity_of(certificate)
+            if kind_of(identity) != OPERATOR:
                 raise Refused(
-                    "identity",
-                    f"{identity_of(certificate)} may not {what}; use the certificate of {OPERATOR}",
+                    "identity", f"{identity} may not {what}; use the certificate of {OPERATOR}"
                 )
         except (ProtocolError, CredentialsError) as error:
             await context.abort(grpc.StatusCode.PERMISSION_DENIED, str(error))
+        return identity
 
 
 def negotiate(hello: Hello, me: Actor) -> int:

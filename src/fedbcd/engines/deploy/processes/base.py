@@ -17,12 +17,15 @@ from typing import Any
 from torch import Tensor
 
 from fedbcd.engines.deploy.links.codec import Declared
+from fedbcd.engines.deploy.links.endpoint import trouble_of
 from fedbcd.engines.deploy.links.letter import Letter
 from fedbcd.engines.deploy.links.refusals import reason_of
 from fedbcd.engines.deploy.processes.clock import SteadyClock, wall
+from fedbcd.engines.deploy.processes.descriptors import raise_limit
 from fedbcd.engines.deploy.processes.event_queue import Call, EventQueue
 from fedbcd.engines.deploy.processes.exit_codes import ExitCode
 from fedbcd.engines.deploy.processes.failpoints import Failpoint, hit
+from fedbcd.engines.deploy.processes.free_space import FreeSpace
 from fedbcd.engines.deploy.processes.logs import RoleLog
 from fedbcd.engines.deploy.processes.monitor import Monitor
 from fedbcd.engines.deploy.processes.options import Deploy
@@ -51,6 +54,7 @@ class Process(ABC):
         self.timeouts = Timeouts(options.retry_s, options.lost_s, options.peer_s)
         self.tasks = Tasks(log)
         self.timers = Timers()
+        self.free_space = FreeSpace(options.folder_of(role.actor), options.reserve_mb)
         self.events = EventQueue(role, self.clock.now, self.tasks, self.handled)
         self.monitor = Monitor(self)
         self.metrics = self.monitor.metrics
@@ -67,7 +71,7 @@ class Process(ABC):
             log=log,
             counts=self.monitor.counts,
         )
-        self.retry = Retry(self.timers, self.timeouts, self._say_again)
+        self.retry = Retry(self.timers, self.timeouts, self._say_again, self.peers.model_moved_at)
         self.pings = Pings(self.peers, self.timeouts.peer, self.monitor.skews, self.clock.now)
         role.watch = self.seen
         role.warn = lambda peer, remark: log.warning("remark", peer=peer, sentence=remark)
@@ -98,6 +102,10 @@ class Process(ABC):
     def status(self) -> dict[str, Any]:
         """What it is doing, beyond what all roles tell."""
 
+    def trouble(self) -> list[str]:
+        """What an operator should know, a sentence each."""
+        return trouble_of(self.peers.dialer, self.peers.listener)
+
     def seen(self, step: Transition, model: Tensor | None) -> None:  # noqa: B027
         """Called in the role's thread with every transition that has become durable, and the model
         that came with its event.
@@ -111,6 +119,7 @@ class Process(ABC):
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self.tasks.end, ExitCode.DONE)
         try:
+            self.free_space.check()
             port = await self.monitor.start()
             await self.open_links()
             self.log.info("started", health_port=port, **self.status())
@@ -145,7 +154,9 @@ class Process(ABC):
             self.monitor.skews.at_least(peer, about["clock"] - self.clock.now())
         self.metrics.connections.set(len(self.peers.connected))
         if peer == self.peers.dialled:
-            self.retry.say_again()
+            self.retry.say_again(is_new=True)
+        else:
+            self.peers.hurry()
 
     async def disconnected(self, peer: Actor) -> None:
         """A connection has ended; the dialler tries again by itself, as patiently as experience
@@ -194,6 +205,7 @@ class Process(ABC):
     async def handled(self, outcome: list[Letter] | ProtocolError, took_s: float) -> None:
         """An event is durable, so its letters go out; or it was refused."""
         self.metrics.handling.observe(took_s)
+        self.free_space.check()
         if isinstance(outcome, ProtocolError):
             self.log.debug("refused", sentence=str(outcome))
         else:
@@ -212,6 +224,8 @@ def run_process(make: Callable[[], Process]) -> ExitCode:
     """Run one process to its end; what goes wrong before it runs is a sentence and an exit code as
     well.
     """
+
+    raise_limit()
 
     async def whole() -> ExitCode:
         return await make().run()
