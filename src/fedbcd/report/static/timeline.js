@@ -239,7 +239,7 @@
     const pick = choice("run", [], () => { range = undefined; chosen = null; data = null; update(); });
     const jump = h("input", { type: "number", min: "0", onchange: () => show(Number(jump.value)) });
     const controls = h("div", { class: "controls" }, pick.el, h("label", {}, "round", jump), button("−", "Zoom out", () => zoom(2)), button("+", "Zoom in", () => zoom(0.5)), button("◀", "Earlier", () => move(-0.5)), button("▶", "Later", () => move(0.5)),
-      button("Longest", "Show the longest round", () => longest()), button("All", "Show everything", () => { range = null; settle(); }));
+      button("Longest", "Longest round", () => longest()), button("All", "All: show everything", () => { range = null; settle(); }));
     const drawn = h("div", { class: "drawn" }, strip, canvas, tip.el);
     el.append(controls, h("ul", { class: "legend quiet" }, KEYS.map(([name, text]) => swatch(`var(--${name})`, text))), drawn, note, words,
       h("p", { class: "muted hint" }, "Drag to move, or a stretch of the strip to show it; click a mix for its story. With the keyboard: + and − zoom, arrows move, n and p step through rounds, Home shows all."), rows);
