@@ -5,6 +5,7 @@ python benchmarks/dashboard.py [--out results/dashboard.json] [--rounds N]
 """
 
 import argparse
+import gzip
 import http.client
 import json
 import shutil
@@ -14,6 +15,7 @@ import tempfile
 import threading
 import time
 import urllib.parse
+from functools import partial
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
@@ -173,6 +175,15 @@ def measure(folder: Path) -> dict[str, float]:
         log.write(b'{"t":1e9,"on":"device/1","event":{"Woke":{}},"do":[]}\n')
     answer = timed("a line is new: whole view", found, lambda: client.get("/api/view", runs=key))
     found["view_megabytes"] = round(len(answer) / 1e6, 2)
+    with (folder / "events.jsonl").open("ab") as log:
+        log.write(b'{"t":1e9,"on":"device/2","event":{"Woke":{}},"do":[]}\n')
+    seen = json.loads(answer)["version"]
+    tick = timed(
+        "the next line: what has changed",
+        found,
+        partial(client.get, "/api/view", runs=key, version=seen),
+    )
+    found["tick_kilobytes_compressed"] = round(len(gzip.compress(bytes(tick), 3)) / 1e3, 1)
     middle = json.loads(answer)["runs"][0]["summary"]["clock"] / 2
     timed(
         "zoom into 10 units of clock",
