@@ -54,9 +54,19 @@ class Fault(Enum):
         "a server or the coordinator comes up with an old copy of its disk; later its own is put"
         " back"
     )
+    RECOVERED = (
+        "a server loses its disk, or has an old copy, for good; it is recovered from its"
+        " coordinator's log"
+    )
 
 
-APART = (Fault.LOST_STORE, Fault.OLD_STORE, Fault.SPOILED, Fault.CLOCK_LEAP)  # drawn by themselves
+APART = (
+    Fault.LOST_STORE,
+    Fault.OLD_STORE,
+    Fault.SPOILED,
+    Fault.CLOCK_LEAP,
+    Fault.RECOVERED,
+)  # drawn by themselves
 
 
 @dataclass(frozen=True)
@@ -156,6 +166,7 @@ class Schedule:
         faults += _wrong_stores(random.Random(f"stores {seed}"))
         faults += _spoiled(random.Random(f"spoiled {seed}"), plan)
         faults += _leaps(random.Random(f"leaps {seed}"), plan)
+        faults += _recovered(random.Random(f"recovered {seed}"), plan)
         together = chance.choice([0.0, 0.05, 0.3])
         return cls(
             seed,
@@ -206,6 +217,12 @@ def _leaps(chance: random.Random, plan: Blueprint) -> list[Planned]:
     return [_draw(chance, Fault.CLOCK_LEAP, plan) for _ in range(chance.choice([0, 0, 0, 1, 2, 4]))]
 
 
+def _recovered(chance: random.Random, plan: Blueprint) -> list[Planned]:
+    """Drawn apart as well: a fifth of the seeds have them."""
+    count = chance.randint(1, 2) if chance.random() < 0.2 else 0
+    return [_draw(chance, Fault.RECOVERED, plan) for _ in range(count)]
+
+
 def _draw(chance: random.Random, fault: Fault, plan: Blueprint) -> Planned:
     actors = [
         COORDINATOR,
@@ -224,6 +241,8 @@ def _draw(chance: random.Random, fault: Fault, plan: Blueprint) -> Planned:
             point = chance.choice([*Failpoint])
         case Fault.LOST_DISK | Fault.OLD_BACKUP | Fault.GIVE_UP | Fault.CHANGE | Fault.SPOILED:
             where = device_actor(chance.randrange(plan.devices))
+        case Fault.RECOVERED:
+            where = server_actor(chance.randrange(SERVERS))
         case Fault.CLOCK_JUMP:
             amount = chance.choice([-1, 1]) * 10 ** chance.uniform(-3, 4)
         case Fault.CLOCK_LEAP:

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from faultsim.disk import Disk
+from faultsim.recovering import Recovering
 from faultsim.schedule import SERVERS, UNTIL, Fault, Planned, Schedule
 from faultsim.stores import Stores
 from fedbcd.algorithm.interpret import Registers
@@ -179,6 +180,7 @@ class World:
         self._links_of = {actor: [pair for pair in links if actor in pair] for actor in self.actors}
         size = self.plan.size_F
         self.stores = Stores(self)
+        self.recovering = Recovering(self)
         self.is_calm = False  # trouble has ended
         self._limits = WireLimits(frozenset({("F32", size), ("F64", size + 1)}))
 
@@ -263,7 +265,7 @@ class World:
     def _noted(self, node: Node, step: Transition) -> None:
         node.committed = node.role.store.length
 
-    def _time(self, node: Node) -> float:
+    def time_of(self, node: Node) -> float:
         return self.now + node.offset + node.leap
 
     def crash(self, node: Node, back_in: float) -> None:
@@ -324,7 +326,7 @@ class World:
         def finish() -> None:
             if node.role is role:
                 role.busy_with = None  # type: ignore[attr-defined]
-                self._do(node, lambda: role.finish(done, self._time(node)))
+                self._do(node, lambda: role.finish(done, self.time_of(node)))
 
         self.after(self.chance.uniform(0.05, 0.4), finish)
 
@@ -366,7 +368,7 @@ class World:
             self._connect_all(actor)
             event = self._due(node) if node.role is not None else None
             if event is not None:
-                self._do(node, lambda: node.role.tell(event, self._time(node)))
+                self._do(node, lambda: node.role.tell(event, self.time_of(node)))
 
         if actor != COORDINATOR:
             self.after(self.chance.uniform(0.2, 0.9), tick)
@@ -418,15 +420,19 @@ class World:
             return
         self._greeted[guest, host.actor] += 1
         before, objection = len(self.refused), self.stores.objection(host, guest, hello)
+        if host.actor in self.recovering.actors:  # who is ahead of it contributes again
+            objection = ""
         belongs = (
             host.actor == COORDINATOR or host.role.machine.last_of(number_of(guest)) is not None
         )
         self._connected.add((guest, host.actor))
-        self._do(host, lambda: host.role.greet(guest, hello, self._time(host)))
+        self._do(host, lambda: host.role.greet(guest, hello, self.time_of(host)))
         turned_away = len(self.refused) > before
         if host.role is not None and belongs and objection and not turned_away:
             self.stores.let_in.append(objection)
-        if turned_away and belongs and not self.stores.is_wrong(host.actor, guest):
+        has_to_wait = isinstance(host.role, ServerRole) and not host.role.machine.takes_back
+        is_wrong = self.stores.is_wrong(host.actor, guest)
+        if turned_away and belongs and not is_wrong and not has_to_wait:
             raise Violation(f"an honest peer was turned away: {self.refused[-1]}")
         if not belongs and host.role is not None and not turned_away:
             raise Violation(f"{host.actor} let {guest} in, which is no member")
@@ -440,8 +446,15 @@ class World:
     def _welcomed(self, server: Node) -> None:
         """A new server begins; its devices see it soon."""
         if server.role is not None and server.role.machine.state is ServerState.NEW:
-            self._do(server, lambda: server.role.welcome(self._time(server)))
+            self._do(server, lambda: server.role.welcome(self.time_of(server)))
             self.after(0.01, lambda: self._connect_all(server.actor))
+
+    def cut_off(self, actor: Actor) -> None:
+        """What is on its way to or from it does not arrive."""
+        for pair in self._links_of[actor]:
+            self._greeted[pair] += 1
+        for node in self.nodes.values():
+            node.inbox = [letter for letter in node.inbox if letter.sender != actor]
 
     def _disconnect(self, actor: Actor) -> None:
         self._connected -= {pair for pair in self._connected if actor in pair}
@@ -500,7 +513,7 @@ class World:
                     lambda: self._handle_inbox(node),
                 )
         elif node.role is not None:
-            self._do(node, lambda: node.role.receive(letter, self._time(node)))
+            self._do(node, lambda: node.role.receive(letter, self.time_of(node)))
 
     def _handle_inbox(self, node: Node) -> None:
         """What has come meanwhile, with one wait for the disk."""
@@ -509,7 +522,7 @@ class World:
             self._do(node, lambda: self._together(node, letters))
 
     def _together(self, node: Node, letters: list[Letter]) -> list[Letter]:
-        calls = [partial(node.role.receive, letter, self._time(node)) for letter in letters]
+        calls = [partial(node.role.receive, letter, self.time_of(node)) for letter in letters]
         outcomes = node.role.handle_group(calls)
         self.groups[len(calls)] += 1
         self.refused += [
@@ -581,6 +594,9 @@ class World:
             case Fault.LOST_STORE | Fault.OLD_STORE:
                 self.stores.strike(planned)
                 return
+            case Fault.RECOVERED:
+                self.recovering.strike(planned)
+                return
         self.count(fault)
 
     def _leap(self, node: Node, planned: Planned) -> None:
@@ -605,7 +621,7 @@ class World:
             and home.role.machine.is_working(device)
         ):
             event = DeviceLost(device=device, activation=home.role.machine.last_of(device) + 1)
-            self._do(home, lambda: home.role.tell(event, self._time(home)))
+            self._do(home, lambda: home.role.tell(event, self.time_of(home)))
 
     def _change(self, device: int) -> None:
         """A member leaves, unless it is the last; one that is none joins, for the first time or
@@ -619,7 +635,7 @@ class World:
             return
         event = DeviceLeft(device=device) if device in members else DeviceJoined(device=device)
         self.count(Fault.CHANGE)
-        self._do(home, lambda: home.role.tell(event, self._time(home)))
+        self._do(home, lambda: home.role.tell(event, self.time_of(home)))
 
     def _lose(self, node: Node, back_in: float) -> None:
         self.crash(node, back_in)

@@ -23,7 +23,7 @@ FILES = {
 COLUMNS, LINES, PARAMETERS, METHODS = 100, 40, 12, 20
 
 # A protocol machine has a method for each event that it handles.
-MACHINES = {"protocol/server:Server"}
+MACHINES = {"protocol/device:Device", "protocol/server:Server"}
 # Commands have a parameter for each option, and `train` one for each option of a run.
 WITH_OPTIONS = {"engines/run:train"}
 

@@ -122,7 +122,9 @@ def _looked_ahead(path: Path) -> tuple[set[int], set[tuple[int, int]]]:
     with path.open("rb") as file:
         for raw in file:
             if raw.startswith(b'{"t"') and (
-                b'"event":{"Restored":' in raw or b'"event":{"Declined":' in raw
+                b'"event":{"Restored":' in raw
+                or b'"event":{"Declined":' in raw
+                or b'"event":{"Recalled":' in raw
             ):
                 with suppress(ValueError, KeyError, TypeError, AttributeError):
                     line = json.loads(raw)

@@ -112,6 +112,28 @@ class Dismiss:
 
 
 @dataclass(frozen=True, slots=True)
+class CountNobody:
+    """What the members of a server have contributed is lost."""
+
+    server: int
+
+
+@dataclass(frozen=True, slots=True)
+class Recall:
+    """A device stands by what it has contributed last; an upload that waits is that."""
+
+    device: int
+
+
+@dataclass(frozen=True, slots=True)
+class Recount:
+    """A device has contributed again."""
+
+    server: int
+    device: int
+
+
+@dataclass(frozen=True, slots=True)
 class Accept:
     """A server has an upload for good; only of devices that will be restored."""
 
@@ -144,6 +166,9 @@ Instruction = (
     | Adopt
     | Admit
     | Dismiss
+    | CountNobody
+    | Recall
+    | Recount
     | Accept
     | Restore
     | Forget
@@ -199,6 +224,7 @@ class Reader:
         self._begun: dict[int, ModelRef] = {}  # device -> what its latest activation began from
         self._awaited: Counter[ModelRef] = Counter()  # w_n -> servers that have not stepped from it
         self._incarnation: dict[int, int] = {}
+        self._lost: set[ModelRef] = set()  # made by a generation that is over; who uses them?
         self._sessions: list[Session] = []
         self._uploads: list[tuple[int, int, int]] = []
         self._work: list[Instruction] = []
@@ -218,6 +244,12 @@ class Reader:
                 self._incarnation[number] = event.incarnation
                 self._at_work.pop(number, None)
                 self._due(Restore(number, event.model))
+            case m.Recalled():
+                if event.incarnation > self._incarnation.get(number, 0):
+                    self._incarnation[number] = event.incarnation
+                    self._at_work.pop(number, None)
+                if commands:  # it brings what it has, perhaps once more
+                    self._due(Recall(number))
         for command in commands:
             if isinstance(command, m.Send):
                 self._sent(number, event, command)
@@ -291,6 +323,12 @@ class Reader:
                 self._models.add(command.result)
                 self._stepped_from(command.mixed)
                 self._hold(number, command.result)
+            case m.StepLost():
+                self._check(command.mixed)
+                alone = command.mixed not in self._awaited
+                self._due(Step(number, command.mixed, command.result, alone))
+                self._models.add(command.result)
+                self._lost.add(command.result)
             case m.StepGlobal():
                 self._check(command.model)
                 self._due(StepGlobal(command.iterations, command.model, command.result))
@@ -299,6 +337,15 @@ class Reader:
                 self._check(command.model)
                 self._work.append(Adopt(number, command.model))
                 self._hold(number, command.model)
+            case _:
+                self._members_change(number, command)
+
+    def _members_change(self, number: int, command: m.Command) -> None:
+        match command:
+            case m.CountNobody():
+                self._due(CountNobody(number))
+            case m.Recount():
+                self._due(Recount(number, command.device))
             case m.Admit():
                 self._check(command.model)
                 self.absent.discard(command.device)
@@ -327,7 +374,7 @@ class Reader:
 
     def _hold(self, server: int, model: ModelRef) -> None:
         self.held[server] = model
-        needed = {*self.held}
+        needed = {*self.held} | self._lost
         needed |= {work.model for work in self._at_work.values()}
         needed |= {granted.model for granted in self._granted.values()}
         needed |= {session.model for session in self._sessions if session.model is not None}
