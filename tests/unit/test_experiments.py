@@ -45,7 +45,10 @@ def test_servers_may_differ_in_devices_and_in_how_many_they_wait_for(tmp_path: P
     assert fb.replay(tmp_path / "run", run.federation)["digest"] == run.digest
     shared = parse({**SMALL, "federation": part | {"active": [1, 1, 1]}})[0].spec
     assert shared.identity(run.federation)["active"] == 1
-    for command in (["report", tmp_path / "run"], ["plan", tmp_path / "run" / "config.toml"]):
+    for command in (
+        ["report", tmp_path / "run"],
+        ["plan", tmp_path / "run" / "config.toml", "--no-pilots"],
+    ):
         answer = CliRunner().invoke(app, [str(word) for word in command])
         assert answer.exit_code == 0, answer.output
     plan = make_plan({job.active: device_model(job)}, 3)
