@@ -56,6 +56,17 @@ CAUGHT_BY = {
     "uploads_out_of_range_are_taken": 9,
     "what_was_refused_is_kept": 15,
     "phases_wait_for_what_was_refused": 38,
+    "restored_carries_the_start": 2,
+    "sessions_repeat_after_a_lost_disk": 4,
+    "old_models_are_never_dropped": 0,
+    "old_uploads_are_never_dropped": 0,
+    "old_reports_are_never_dropped": 0,
+    "old_answers_are_never_dropped": 1,
+    "the_mixing_matrix_is_ignored": 4,
+    "any_store_is_welcome": 33,
+    "servers_that_are_ahead_are_welcome": 33,
+    "last_come_first_admitted": 0,
+    "members_come_and_go_with_the_gamma_of_the_first": 15,
 }
 
 

@@ -31,13 +31,14 @@ from fedbcd.errors import Refused
 from fedbcd.protocol import (
     Device,
     Server,
+    clouds,
     coordinator as coordinators,
     device as devices,
     server as servers,
 )
 from fedbcd.protocol.messages import Command, Event, RetryDue, Uploaded
 
-MOST = 400  # seeds, for each
+MOST = 2000  # seeds, for each
 
 
 def no_file_sync() -> Any:
@@ -453,6 +454,95 @@ def phases_wait_for_what_was_refused() -> Any:
     return patch.object(Server, "_needed", lambda self: min(self.active, len(self._last)))
 
 
+def restored_carries_the_start() -> Any:
+    """A device that is put in step is sent x(0) instead of what it contributed last."""
+    return patch.object(
+        contributions.Copies,
+        "accepted",
+        lambda self, device: self._start,
+    )
+
+
+def sessions_repeat_after_a_lost_disk() -> Any:
+    """A device that has lost its memory draws the same mini-batches once more."""
+    return patch.object(servers, "first_session", lambda life: 0)
+
+
+def old_models_are_never_dropped() -> Any:
+    """A server keeps every z_n that it ever had."""
+    return patch.object(notes.Notes, "release", lambda *_: None)
+
+
+def old_uploads_are_never_dropped() -> Any:
+    """A server keeps every upload that it ever took."""
+    return patch.object(contributions.Copies, "drop_obsolete", lambda _: None)
+
+
+def _keeps_all(kind: str) -> Any:
+    whole = Role._drop
+
+    def drop(self: Any, name: str) -> None:
+        if not name.startswith(kind):
+            whole(self, name)
+
+    return patch.object(coordinator.CoordinatorRole, "_drop", drop)
+
+
+def old_reports_are_never_dropped() -> Any:
+    """The coordinator keeps everything that servers have ever reported."""
+    return _keeps_all("report/")
+
+
+def old_answers_are_never_dropped() -> Any:
+    """The coordinator keeps everything that it has ever answered."""
+    return _keeps_all("w/")
+
+
+def the_mixing_matrix_is_ignored() -> Any:
+    """Servers of a graph mix with all alike."""
+
+    def alike(_: Any, round_: int, servers: Sequence[int]) -> Any:
+        return ((1 / len(servers),) * len(servers),) * len(servers)
+
+    return patch.object(clouds.GraphCloud, "weights", alike)
+
+
+def any_store_is_welcome() -> Any:
+    """A coordinator looks at no server's store."""
+    return _without(coordinator.CoordinatorRole, "lost", "behind", "ahead")
+
+
+def servers_that_are_ahead_are_welcome() -> Any:
+    """A coordinator that is behind a server goes on with it."""
+    return _without(coordinator.CoordinatorRole, "ahead")
+
+
+def last_come_first_admitted() -> Any:
+    """A server lets in who asked last."""
+    whole = Server._activate_next
+
+    def latest(self: Server) -> list[Command]:
+        self._asking = dict(reversed(self._asking.items()))
+        return whole(self)
+
+    return patch.object(Server, "_activate_next", latest)
+
+
+def members_come_and_go_with_the_gamma_of_the_first() -> Any:
+    """A member is added to the sum, and taken out of it, with the gamma_i of another one."""
+    whole = server.ServerRole._change
+
+    def change(self: server.ServerRole, command: Any) -> None:
+        right, first = self._weights, self._weights[self.machine.members[0]]
+        self._weights = [first] * len(right)
+        try:
+            whole(self, command)
+        finally:
+            self._weights = right
+
+    return patch.object(server.ServerRole, "_change", change)
+
+
 MUTATIONS: dict[str, Callable[[], Any]] = {
     mutation.__name__: mutation
     for mutation in (
@@ -497,6 +587,17 @@ MUTATIONS: dict[str, Callable[[], Any]] = {
         uploads_out_of_range_are_taken,
         what_was_refused_is_kept,
         phases_wait_for_what_was_refused,
+        restored_carries_the_start,
+        sessions_repeat_after_a_lost_disk,
+        old_models_are_never_dropped,
+        old_uploads_are_never_dropped,
+        old_reports_are_never_dropped,
+        old_answers_are_never_dropped,
+        the_mixing_matrix_is_ignored,
+        any_store_is_welcome,
+        servers_that_are_ahead_are_welcome,
+        last_come_first_admitted,
+        members_come_and_go_with_the_gamma_of_the_first,
     )
 }
 

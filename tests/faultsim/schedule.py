@@ -3,7 +3,7 @@ can be left out.
 """
 
 import random
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 from functools import cache
 
@@ -101,6 +101,11 @@ CASES: list[tuple[str, fb.Algorithm, fb.Cloud]] = [
 SERVERS = 3
 
 
+def gamma_of(device: int) -> float:
+    """They differ."""
+    return 0.5 + 0.25 * (device * 3 % 5)
+
+
 @cache
 def blueprint_of(
     case: int, members: int, active: int, late: frozenset[int] = frozenset()
@@ -112,6 +117,8 @@ def blueprint_of(
     module = nn.Linear(2, 1)
     nn.init.constant_(module.weight, 0.25)
     nn.init.constant_(module.bias, -0.5)
+    if isinstance(algorithm, fb.FedBCD | fb.FedBCDI):
+        algorithm = replace(algorithm, penalty=[gamma_of(d) for d in range(devices)])
     spec = RunSpec(algorithm, cloud, active=active, joins=dict.fromkeys(late, 1))
     return Blueprint.make(spec, active, groups, [4 + d for d in range(devices)], module)
 

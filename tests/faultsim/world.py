@@ -127,6 +127,7 @@ class Node:
     life: int = 0
     backup: dict[str, object] | None = None
     was_reset: bool = False  # its disk was lost or put back
+    lives: list[tuple[Transition, ...]] = field(default_factory=list)  # logs that went with disks
     committed: int = 0
     inbox: list[Letter] = field(default_factory=list)  # what has come and is to be handled together
 
@@ -628,6 +629,7 @@ class World:
 
     def new_disk(self, node: Node) -> None:
         """An empty one."""
+        node.lives.append(tuple(node.disk.log))
         self._disks += 1
         node.disk.is_new(self._disks)
         node.committed = 0
@@ -639,6 +641,7 @@ class World:
             self.after(1.5, lambda: self._back_up_or_restore(node, back_in))
         elif self.now < UNTIL:
             self.crash(node, back_in)
+            node.lives.append(tuple(node.disk.log))
             node.disk.put_back(node.backup)
             node.backup, node.was_reset, node.committed = None, True, node.disk.length()
 
