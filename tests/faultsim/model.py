@@ -88,8 +88,8 @@ def check(world: World) -> None:
     """
     for device in range(world.plan.devices):
         check_model_is_kept(device, world.nodes[f"device/{device}"].disk.log)
-    if world.stores.let_in:
-        raise Violation(world.stores.let_in[0])
+    for wrong in (*world.stores.let_in, *world.objections):
+        raise Violation(wrong)
     if world.stores.are_split:
         return
     logs = {actor: tuple(node.disk.log) for actor, node in world.nodes.items()}

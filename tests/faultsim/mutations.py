@@ -2,6 +2,7 @@
 faultsim.mutations` tries them all.
 """
 
+import math
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -16,8 +17,9 @@ from faultsim.run import run
 from faultsim.schedule import Schedule
 from fedbcd.algorithm import cloud
 from fedbcd.engines.deploy.local import log_order as order
-from fedbcd.engines.deploy.processes import clock
+from fedbcd.engines.deploy.processes import clock, timeouts
 from fedbcd.engines.deploy.roles import (
+    base,
     contributions,
     coordinator,
     device,
@@ -543,6 +545,89 @@ def members_come_and_go_with_the_gamma_of_the_first() -> Any:
     return patch.object(server.ServerRole, "_change", change)
 
 
+def damage_goes_unnoticed() -> Any:
+    """A store hands out what its file holds, whatever was written."""
+    whole = store.StoreOn.tensor
+
+    def tensor(self: store.StoreOn, name: str) -> Tensor:
+        file = (self._saved.get(name) or self._files[name])[0]
+        digest = store._digest([self._folder.read(self._unsynced.get(file, file))])
+        with patch.dict(self._files, {name: (file, digest)}), patch.dict(self._saved, clear=True):
+            return whole(self, name)
+
+    return patch.object(store.StoreOn, "tensor", tensor)
+
+
+def a_failed_write_is_overlooked() -> Any:
+    """A role that could not write goes on with what it has in memory."""
+    never = property(lambda _: False, lambda *_: None)
+    return patch.object(Role, "_broken", never, create=True)
+
+
+def dead_links_are_never_closed() -> Any:
+    """Nobody is called gone, however long it is silent."""
+    return patch.object(timeouts.AdaptiveTimeout, "seconds", lambda *_: math.inf)
+
+
+def patience_does_not_grow() -> Any:
+    """What is unanswered is said again after the same short time, however long answers take."""
+    return patch.object(timeouts.AdaptiveTimeout, "seconds", lambda self, _=0: self.least)
+
+
+def anybody_speaks_for_anybody() -> Any:
+    """A role does not look at who says something."""
+    return patch.object(base, "check_sender", lambda *_: None)
+
+
+def requests_from_ahead_are_taken() -> Any:
+    """A server lets in who asks for an activation that is not its next."""
+    whole = Server._requested
+
+    def requested(self: Server, event: Event) -> list[Command]:
+        assert isinstance(event, servers.UpdateRequested)
+        last = self._last.get(event.device)
+        if last is not None and event.activation > last + 1:
+            event = servers.UpdateRequested(device=event.device, activation=last + 1)
+        return whole(self, event)
+
+    states = (servers.ServerState.COLLECTING, servers.ServerState.WAITING)
+    return patch.dict(
+        servers.TRANSITIONS, {(s, servers.UpdateRequested): requested for s in states}
+    )
+
+
+def twins_are_not_told_apart() -> Any:
+    """A device is in step if it is as far as its server thinks, however often it was put there."""
+
+    def is_in_step(self: Any, here: Any, new: bool) -> bool:
+        return self.store == here.store and (self.activation == here.activation or new)
+
+    return patch.object(server._DeviceProgress, "is_in_step_with", is_in_step)
+
+
+def nobody_asks_for_ever() -> Any:
+    """A server whose report is unanswered says it again twelve times, and then waits."""
+    whole = Server._retry
+
+    def retry(self: Server, event: Event) -> list[Command]:
+        said = (self.phase, self.iteration)
+        known, times = getattr(self, "_times", (said, 0))
+        self._times = (said, times + 1 if known == said else 1)  # type: ignore[attr-defined]
+        return whole(self, event) if self._times[1] <= 12 else []  # type: ignore[attr-defined]
+
+    return patch.dict(servers.TRANSITIONS, {(servers.ServerState.WAITING, RetryDue): retry})
+
+
+def a_mix_has_room_for_five() -> Any:
+    """A coordinator has no place for more servers that wait than five."""
+    whole = coordinators.AsyncCoordinator._fits
+
+    def fits(self: Any, ready: Any, heard: Any) -> bool:
+        return whole(self, ready, heard) and (ready.iteration > 0 or len(self._queue) < 5)
+
+    return patch.object(coordinators.AsyncCoordinator, "_fits", fits)
+
+
 MUTATIONS: dict[str, Callable[[], Any]] = {
     mutation.__name__: mutation
     for mutation in (
@@ -598,6 +683,15 @@ MUTATIONS: dict[str, Callable[[], Any]] = {
         servers_that_are_ahead_are_welcome,
         last_come_first_admitted,
         members_come_and_go_with_the_gamma_of_the_first,
+        damage_goes_unnoticed,
+        a_failed_write_is_overlooked,
+        dead_links_are_never_closed,
+        patience_does_not_grow,
+        anybody_speaks_for_anybody,
+        requests_from_ahead_are_taken,
+        twins_are_not_told_apart,
+        nobody_asks_for_ever,
+        a_mix_has_room_for_five,
     )
 }
 
