@@ -28,7 +28,7 @@ from fedbcd.dashboard.library import Library
 from fedbcd.engines.environment import environment
 from fedbcd.engines.result import notes_of
 from fedbcd.engines.setup import make_machines, make_schedule
-from fedbcd.record.history import Row
+from fedbcd.record.history import GLOBAL, PERSONAL, WORST, Row, columns_of
 from fedbcd.record.runfolder import Checkpoint, RunFolder
 from fedbcd.report.page import page, view_of
 from fedbcd.report.view import read_run
@@ -59,7 +59,11 @@ def make_run(folder: Path, rounds: int) -> None:
     for k in range(rounds):
         simulation.play_round()
         history.append(
-            Row(k + 1, simulation.now, 9 * k, k / rounds, k / rounds, k / rounds, 0.1, 0.2)
+            Row(
+                dict.fromkeys(columns_of(["accuracy"]), 0.1)
+                | dict.fromkeys((GLOBAL, PERSONAL, WORST), k / rounds)
+                | {"round": k + 1, "clock": simulation.now, "activations": 9 * k}
+            )
         )
     scores = {device: (device % 100) / 100 for device in range(DEVICES)}
     notes = notes_of(federation, scores, dict.fromkeys(range(DEVICES), 0.5))

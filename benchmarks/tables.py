@@ -83,13 +83,9 @@ def runs_of(file: str) -> Runs:
 
 
 def history_of(columns: Mapping[str, list[float]]) -> History:
-    nothing = float("nan")
-    return History(
-        [
-            Row(int(t), now, 0, z, x, worst, nothing, nothing)
-            for t, now, z, x, worst in zip(*(columns[name] for name in COLUMNS), strict=True)
-        ]
-    )
+    """As it is kept: its columns alone."""
+    rows = zip(*(columns[name] for name in COLUMNS), strict=True)
+    return History([Row(dict(zip(COLUMNS, (int(row[0]), *row[1:]), strict=True))) for row in rows])
 
 
 # ------------------------------------------------------------------------------------------------

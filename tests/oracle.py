@@ -80,7 +80,7 @@ class Settings:
     algorithm: str
     cloud: str
     first: int
-    active: int
+    active: int | tuple[int, ...]  # of all servers, or of each
     available: int
     offline_limit: int
     penalty: dict[int, float]
@@ -463,10 +463,15 @@ class Simulation:
         server.waiting = [(time + delay, i) for delay, i in delays]
         server.selected, server.lost, server.received = [], [], 0
         server.is_open = True
-        for _ in range(s.active):
+        for _ in range(self.q(n)):
             self.invite(n, time)
         if not server.selected:
             self.later(time, partial(self.end_phase, n=n))
+
+    def q(self, n: int) -> int:
+        """How many uploads a server waits for."""
+        active = self.settings.active
+        return active if isinstance(active, int) else active[n]
 
     def invite(self, n: int, time: float) -> None:
         """The next arrival may take part."""
@@ -562,7 +567,7 @@ class Simulation:
         self.rest(time, i)
         server.selected.remove(i)
         server.lost.append(i)
-        if self.is_complete(server):
+        if self.is_complete(n):
             self.end_phase(time, n)
             return
         if not server.waiting:
@@ -572,9 +577,10 @@ class Simulation:
             )
         self.invite(n, time)
 
-    def is_complete(self, server: Server) -> bool:
+    def is_complete(self, n: int) -> bool:
         """Whether nobody is missing, of q or of all who have not been lost in this phase."""
-        return server.received >= min(self.settings.active, len(server.copies) - len(server.lost))
+        server = self.servers[n]
+        return server.received >= min(self.q(n), len(server.copies) - len(server.lost))
 
     def length_of(self, i: int, activation: int) -> int:
         """How many drawn times an activation lasts: its steps, epochs or penalty steps."""
@@ -625,7 +631,7 @@ class Simulation:
         self.activations.append((time, i, number, k))
         self.rest(time, i)
         server.received += 1
-        if self.is_complete(server):
+        if self.is_complete(n):
             self.end_phase(time, n)
 
     # ---- layers on uploads: docs/architecture.md, "Wires"; without them a copy is x_i ----

@@ -52,7 +52,7 @@ from fedbcd.record.history import PLACE, columns_of, deciding, scored_in
 from fedbcd.record.start import named
 from fedbcd.record.stopping import Plateau
 from fedbcd.recorded import completed, going_on, in_record, shortened
-from fedbcd.schedule.availability import RULES, Availability, AvailableDevices
+from fedbcd.schedule.availability import RULES, Availability, AvailableDevices, PerServer, at_server
 from fedbcd.schedule.churn import Changes, Churn
 from fedbcd.schedule.delays import DELAYS, Clock
 from fedbcd.schedule.times import TRIED, Times, drawn
@@ -229,9 +229,10 @@ class Timing:
     clock: Clock = option(
         Clock, "how long devices take; by default the paper's clock model", read=_clock, always=True
     )
-    active: int | None = option(
+    active: PerServer | None = option(
         None,
-        "q, uploads that end a server's phase; by default 0.3 of a server's devices",
+        "q, uploads that end a server's phase: a number, or a list with one for each server; by"
+        " default 0.3 of the smallest server's devices",
         always=True,
     )
     seed: int = option(
@@ -506,7 +507,7 @@ class RunSpec(Place, Watch, Budget, Measured, Numerics, Timing):
     # ---------------------------------------------------------------------------------------------
     # files and records
     @classmethod
-    def from_table(cls, table: Mapping[str, Any], active: int | None = None) -> "RunSpec":
+    def from_table(cls, table: Mapping[str, Any], active: PerServer | None = None) -> "RunSpec":
         """What a job file says, in its sections algorithm, cloud, clock and run."""
         said: dict[str, Any] = {"algorithm": FedBCD(), "active": active}
         for key, kinds, usual in (
@@ -615,13 +616,14 @@ class RunSpec(Place, Watch, Budget, Measured, Numerics, Timing):
 
     # ---------------------------------------------------------------------------------------------
     # checks
-    def active_of(self, federation: Federation) -> int:
-        """q: as given, or 0.3 of the smallest server's members."""
-        return (
-            max(1, round(0.3 * min(self._members(federation))))
-            if self.active is None
-            else self.active
-        )
+    def active_of(self, federation: Federation) -> PerServer:
+        """q: as given (one number, where all servers have the same), or 0.3 of the smallest
+        server's members.
+        """
+        if self.active is None:
+            return max(1, round(0.3 * min(self._members(federation))))
+        alike = not isinstance(self.active, int) and len(set(self.active)) == 1
+        return at_server(self.active, 0) if alike else self.active
 
     def _members(self, federation: Federation) -> list[int]:
         joins, _ = self.changes(federation)
@@ -724,34 +726,34 @@ class RunSpec(Place, Watch, Budget, Measured, Numerics, Timing):
             check_absolute_step(method.step.step, largest, sum(sizes) if sync else max(sizes))
 
     def _check_active(self, federation: Federation) -> None:
-        members, active = self._members(federation), self.active_of(federation)
-        if not 1 <= active <= min(members):
-            late = " at the start" if self.changes(federation)[0] else ""
+        method, members, given = self.method_of(federation), self._members(federation), self.active
+        if isinstance(given, tuple) and len(given) != len(members):
             raise ConfigError(
-                f"active={active} must be between 1 and {min(members)}, the members of the smallest"
-                f" server{late}"
+                f"active={given} has {len(given)} numbers for {len(members)} servers; give one for"
+                " each, or one for all"
             )
-        method = self.method_of(federation)
-        if method.at_once is not None and method.at_once < active:
-            raise ConfigError(
-                f"{method.name}: at_once={method.at_once} must be active={active} or more:"
-                f" {active} uploads end a phase"
-            )
-        if method.available is not None:
-            available = min(method.available_of(n) for n in members)
-            if active > available:
+        late = " at the start" if self.changes(federation)[0] else ""
+        each = self.active_of(federation)
+        for n, there in enumerate(members):
+            active = at_server(each, n)
+            if isinstance(given, tuple) and not 1 <= active <= there:
                 raise ConfigError(
-                    f"active={active} exceeds the {available} available devices of a server; use"
-                    f" active <= {available}"
+                    f"active[{n}]={active} must be between 1 and {there}, the members of server"
+                    f" {n}{late}"
                 )
+            if not 1 <= active <= there:
+                raise ConfigError(
+                    f"active={active} must be between 1 and {min(members)}, the members of the"
+                    f" smallest server{late}; a list has a number for each server"
+                )
+            _check_at_work(method, active, there)
 
     def _check_availability(self, federation: Federation) -> None:
         if self.availability is None:
             return
-        pool = AvailableDevices(
-            self.method_of(federation), self.active_of(federation), self.seed, self.availability
-        )
-        for members in federation.servers:
+        method, active = self.method_of(federation), self.active_of(federation)
+        for n, members in enumerate(federation.servers):
+            pool = AvailableDevices(method, at_server(active, n), self.seed, self.availability)
             pool.available(np.array(members), 0)
 
     def _check_changes(self, federation: Federation) -> None:
@@ -786,6 +788,20 @@ def _bound(spec: RunSpec, federation: Federation) -> Bound:
     layout = Layout(module)
     wiring = spec.uploads, layout.flatten(module, spec.dtype), max(map(len, federation.servers))
     return Bound(spec.method_of(federation), layout, federation.sizes, wiring)
+
+
+def _check_at_work(method: Method, active: int, members: int) -> None:
+    """Refuse more uploads than a server of so many members can get."""
+    if method.at_once is not None and method.at_once < active:
+        raise ConfigError(
+            f"{method.name}: at_once={method.at_once} must be active={active} or more: {active}"
+            " uploads end a phase"
+        )
+    if method.available is not None and active > (available := method.available_of(members)):
+        raise ConfigError(
+            f"active={active} exceeds the {available} available devices of a server; use active <="
+            f" {available}"
+        )
 
 
 def _first_empty(members: Sequence[int], joins: Changes, leaves: Changes) -> int | None:

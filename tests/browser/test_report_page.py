@@ -74,7 +74,7 @@ def test_every_view_is_drawn_without_a_complaint(page: Any) -> None:
         assert len(text_of(page, f"#{name}")) > 60, name
     for chart in page.find_elements("css selector", ".uplot canvas"):
         assert chart.size["width"] > 100
-    assert len(page.find_elements("css selector", ".uplot")) == 3 + 2 + 3 + 2
+    assert len(page.find_elements("css selector", ".uplot")) == 2 * 3 + 2 + 3 + 2
     wait_for(lambda: page.execute_script(COLOURS, "#protocol canvas") >= 4)
     assert page.execute_script(COLOURS, "#partition canvas") >= 3
     assert len(page.find_elements("css selector", "#devices svg path")) == 4
@@ -83,7 +83,7 @@ def test_every_view_is_drawn_without_a_complaint(page: Any) -> None:
 
 def test_accuracies_by_different_measures_are_said_not_to_compare(page: Any) -> None:
     text = text_of(page, "#summary")
-    assert "Personal accuracies of these runs do not compare: in " in text
+    assert "Personal scores of these runs do not compare: in " in text
     assert "each label counts by its share of the device's own samples; in " in text
     assert "all test samples of a device's labels count alike." in text
 

@@ -14,11 +14,14 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
 import fedbcd as fb
+from fedbcd.cli import app
 from fedbcd.engines.deploy.links.letter import Letter
 from fedbcd.engines.deploy.local.status_client import pid_in
 from fedbcd.engines.deploy.processes.exit_codes import DiskError, ExitCode, is_of_the_disk
+from fedbcd.engines.deploy.processes.free_space import FreeSpace
 from fedbcd.engines.deploy.roles.filestore import FileStore
 from fedbcd.protocol.messages import COORDINATOR, Actor, RetryDue, Woke
 from fedbcd.spec import RunSpec
@@ -145,6 +148,18 @@ def test_a_role_that_cannot_write_says_nothing_and_goes_on_from_what_it_has_said
     assert "make room" in str(failures[0])
     assert town.roles[actor].store.length > length
     town.replayed()
+
+
+def test_new_work_stops_before_the_disk_is_full(tmp_path: Path) -> None:
+    """While there is still room for what is under way, and for beginning anew."""
+    options = {"folder": str(tmp_path / "state"), "reserve_mb": 1e9, "servers": ["127.0.0.1:1"] * 2}
+    file = write_job(tmp_path, job(deploy=options))
+    done = CliRunner().invoke(app, ["coordinator", str(file), "--init", "--plain"])
+    assert done.exit_code == ExitCode.DISK
+    assert "fewer than deploy.reserve_mb = 1e+09); make room" in done.stderr
+    room = FreeSpace(tmp_path, 0.0)
+    room.check()
+    assert room.free_mb > 0
 
 
 def test_every_role_is_started_again_until_there_is_room(tmp_path: Path) -> None:

@@ -16,14 +16,15 @@ import pytest
 import torch
 
 from fedbcd.engines.deploy.links.addresses import split_address
-from fedbcd.engines.deploy.links.codec import CHUNK_BYTES, encode
-from fedbcd.engines.deploy.links.connection import MemoryBudget
+from fedbcd.engines.deploy.links.codec import CHUNK_BYTES, Declared, encode
 from fedbcd.engines.deploy.links.fedbcd_pb2 import Frame, Hello, TensorShape
-from fedbcd.engines.deploy.links.listener import Listener
+from fedbcd.engines.deploy.links.listener import Listener, only
 from fedbcd.engines.deploy.links.operator_client import request_status
 from fedbcd.engines.deploy.links.refusals import RefusedForGood
+from fedbcd.engines.deploy.links.room import Share
 from fedbcd.engines.deploy.links.tls import Credentials, Plain, host_name
 from fedbcd.errors import ConfigError, Refused, RemoteProtocolError
+from fedbcd.protocol.messages import ServerReady, Uploaded
 from fedbcd.protocol.notices import PhaseNotice, Ping, RoundNotice
 from support.waiting import LIMIT_S, eventually
 from support.wire import (
@@ -509,31 +510,6 @@ def test_letters_for_a_peer_that_does_not_read_are_dropped_not_kept(certs: Path)
     asyncio.run(scenario())
 
 
-def test_models_that_arrive_wait_for_room_in_turn() -> None:
-    async def scenario() -> None:
-        room, go = MemoryBudget(10), asyncio.Event()
-        order: list[str] = []
-
-        async def use(name: str, size: int) -> None:
-            taken = await room.take(size)
-            order.append(name)
-            await go.wait()
-            room.give_back(taken)
-
-        tasks = [
-            asyncio.create_task(use(name, size))
-            for name, size in (("a", 6), ("b", 6), ("huge", 99), ("c", 1))
-        ]
-        await eventually(lambda: order == ["a"])
-        tasks[1].cancel()
-        go.set()
-        await asyncio.gather(*tasks, return_exceptions=True)
-        assert order == ["a", "huge", "c"]
-        assert room._free == 10
-
-    asyncio.run(scenario())
-
-
 def test_more_peers_than_room_still_all_get_through(certs: Path, tmp_path: Path) -> None:
     """MemoryBudget for one model at a time, five devices that upload at once."""
     authority = make_authority(tmp_path / "many", *(f"device/{i}" for i in range(5)))
@@ -587,3 +563,86 @@ def test_status_is_for_operators(certs: Path) -> None:
 def test_the_proto_holds_no_pickle_and_events_are_json(certs: Path) -> None:
     (frame,) = encode(up(None, 3))
     assert json.loads(frame.message.event) == {"UpdateRequested": {"device": 7, "activation": 3}}
+
+
+# ------------------------------------------------------------------------------------------------
+# room
+SIZE = CHUNK_BYTES  # values: four chunks
+SHAPES = [TensorShape(name="weight", shape=[SIZE])]
+DECLARED = Declared(
+    (("weight", (SIZE,)),),
+    {
+        Uploaded: frozenset({(SIZE, torch.float32)}),
+        ServerReady: frozenset({(SIZE + 1, torch.float64)}),
+    },
+)
+
+
+def test_room_is_given_after_the_event_was_checked_and_by_its_type(tmp_path: Path) -> None:
+    """A device announces what only a server may say, what is of somebody else, and a model in
+    float64: nothing of it gets room.
+    """
+    make_authority(tmp_path)
+
+    async def scenario() -> None:
+        options = dataclasses.replace(QUICK, arriving_bytes=1 << 20)
+        async with raw(tmp_path, model=DECLARED, options=options) as (server, ear, peer):
+            await peer.say(Frame(hello=hello(model=SHAPES)))
+            assert (await peer.hear()).HasField("welcome")
+            taken, take = [], server._traffic.room.take
+
+            async def note(*args: object) -> Share:
+                taken.append(args)
+                return await take(*args)  # type: ignore[arg-type]
+
+            server._traffic.room.take = note  # type: ignore[method-assign]
+            foreign = next(encode(up(torch.zeros(SIZE), device=8), 1))
+            double = next(encode(up(torch.zeros(SIZE, dtype=torch.float64)), 2))
+            await peer.say(foreign, double)
+            assert [(await peer.refused())[0] for _ in range(2)] == ["identity", "size"]
+            assert not taken
+            await peer.say(*encode(up(torch.zeros(SIZE)), 3))
+            await eventually(lambda: ear.letters)
+            assert len(taken) == 1
+
+    asyncio.run(scenario())
+
+
+def test_one_member_does_not_block_the_uploads_of_the_others(tmp_path: Path) -> None:
+    """Room for one model; device 7 takes it and sends the rest in drops, so that it is not cut off
+    for silence.
+    """
+    make_authority(tmp_path, "device/8")
+
+    async def scenario() -> None:
+        options = dataclasses.replace(QUICK, arriving_bytes=1, least_rate=1e9, gone_s=1.0)
+        members = only({DEVICE, "device/8"})
+        async with raw(tmp_path, model=DECLARED, options=options, welcomes=members) as (
+            server,
+            ear,
+            peer,
+        ):
+            await peer.say(Frame(hello=hello(model=SHAPES)))
+            assert (await peer.hear()).HasField("welcome")
+            message, *chunks = encode(up(torch.zeros(SIZE)), 1)
+            await peer.say(message, chunks[0])
+            await eventually(lambda: server._traffic.room._free == 0)
+            other = dialer(
+                Recorder(),
+                Credentials(tmp_path, "device/8"),
+                server.port,
+                me="device/8",
+                model=DECLARED,
+            )
+            async with running(other.run()):
+                await eventually(lambda: other.connected)
+                await other.send(up(torch.ones(SIZE), device=8))
+                with contextlib.suppress(grpc.aio.AioRpcError):  # it may be cut off by then
+                    for chunk in chunks[1:3]:
+                        await asyncio.sleep(0.6)
+                        await peer.say(chunk)
+                await eventually(lambda: ear.letters)
+            assert ear.letters[0].sender == "device/8"
+            assert server.counts.refused["stalled"] == 1
+
+    asyncio.run(scenario())

@@ -128,6 +128,11 @@ def test_with_joins_and_leaves(case: str, folder: Path, towns: list[Town]) -> No
     compare(spec, federation(), 6, folder, towns)
 
 
+def test_servers_that_wait_for_as_many_as_they_like(folder: Path, towns: list[Town]) -> None:
+    spec = RunSpec(*CASES["fedbcd-i-rigorous"], active=[1, 3, 2])
+    compare(spec, federation(), 4, folder, towns)
+
+
 @pytest.mark.parametrize(
     ("case", "layers"),
     [

@@ -216,7 +216,9 @@ def test_a_store_of_another_version_is_refused(folder: Path) -> None:
     with sqlite3.connect(folder / "store.sqlite") as db:
         db.execute("UPDATE fact SET value = '99' WHERE key = 'version'")
     db.close()
-    with pytest.raises(RecordError, match="is a store of version 99; this fedbcd reads version 1"):
+    with pytest.raises(
+        RecordError, match="is a store of version 99; this fedbcd reads versions 1 and 2"
+    ):
         FileStore(folder)
 
 

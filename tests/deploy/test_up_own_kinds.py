@@ -56,8 +56,8 @@ def test_code_that_fails_is_named_before_a_process_begins() -> None:
     fine = federation()
     spec = fb.RunSpec(fb.FedBCD(batch=2), active=2)
     rehearse_apart(spec, fine)
-    for name in ("metric", "loss"):
+    for name, given in (("metric", {"metrics": (fails,)}), ("loss", {"loss": fails})):
         wrong = copy.copy(fine)
-        setattr(wrong, name, fails)
+        vars(wrong).update(given)
         with pytest.raises(ConfigError, match=rf"{name} fail.*KeyError: .*own_kinds.py line \d+\)"):
             rehearse_apart(spec, wrong)

@@ -591,11 +591,12 @@ def test_what_was_computed_and_is_not_finite_is_not_kept(folder: Path, towns: li
 # training that gives nothing
 def spoil(town: Town, number: int = 0) -> None:
     """The next computation of this device meets a loss that is not a number."""
-    role = device(town, number)
-    inputs, whole = role.local_work.trainer._inputs, role.local_work.trainer._inputs.clone()
-    inputs.fill_(float("nan"))
+    samples = device(town, number).local_work.trainer._samples
+    assert isinstance(samples, fb.Samples)
+    whole = samples.inputs.clone()
+    samples.inputs.fill_(float("nan"))
     town.work(f"device/{number}")
-    inputs.copy_(whole)
+    samples.inputs.copy_(whole)
 
 
 class Scaled(nn.Module):

@@ -56,7 +56,7 @@ class ReluNet(Net):
 class Case:
     algorithm: fb.Algorithm
     cloud: fb.Cloud
-    active: int = 2
+    active: int | tuple[int, ...] = 2
     rounds: int = 12
     joins: tuple[tuple[int, int], ...] = ()
     leaves: tuple[tuple[int, int], ...] = ()
@@ -136,6 +136,7 @@ CASES |= {
     "slow-devices": Case(BCD, fb.AsyncCloud(first=2), clock=SLOW),
     "slow-devices-sync": Case(BCD, fb.SyncCloud(), clock=SLOW, active=5),
     "slow-devices-fedbcd-i": Case(BCDI_3, fb.AsyncCloud(first=2), clock=SLOW, active=3),
+    "own-active": Case(BCDI_3, fb.AsyncCloud(first=2), clock=UNSTEADY, active=(3, 1, 2)),
     "night-and-dropouts": Case(BCD, fb.RigorousCloud(first=2), clock=UNSTEADY, active=4),
     "pull-as-momentum": Case(replace(BCDI, momentum_after_contact="pull"), fb.AsyncCloud(first=2)),
     "momentum-restarted": Case(

@@ -184,6 +184,11 @@ def test_what_needs_the_event_loop_is_said(change, cloud, reason) -> None:
     assert reason in (why_not_ahead(SERVERS, Schedule(**arguments), cloud) or "")
 
 
+def test_servers_with_a_q_of_their_own_need_the_event_loop() -> None:
+    schedule = Schedule(method_of(fb.FedBCD()), Clock(), 0, (1, 2))
+    assert "uploads" in (why_not_ahead(SERVERS, schedule, fb.SyncCloud()) or "")
+
+
 def test_servers_of_different_sizes_need_the_event_loop() -> None:
     assert "different" in (
         why_not_ahead(

@@ -459,6 +459,14 @@ CALLS: dict[str, tuple[Callable[[], Any], str]] = {
     "rounds of -1": (lambda: train(rounds=-1), "rounds=-1 must be 1 or more"),
     "rounds of 2.0": (lambda: train(rounds=2.0), "rounds = 2.0 must be a whole number"),
     "more active than there are": (lambda: train(active=3), "active=3 must be between 1 and 2"),
+    "active of a server that is not there": (
+        lambda: train(active=[1, 2, 1]),
+        r"active=\(1, 2, 1\) has 3 numbers for 2 servers; give one for each, or one for all",
+    ),
+    "more active than a server has": (
+        lambda: train(active=[1, 3]),
+        r"active\[1\]=3 must be between 1 and 2, the members of server 1",
+    ),
     "a share of active devices": (lambda: train(active=0.5), "active = 0.5 must be a whole number"),
     "no torch device": (lambda: train(torch_device="gpu"), "'gpu' cannot be used here .*; use"),
     "no dtype": (lambda: train(dtype="float12"), "dtype = 'float12' must be one of 'float32'"),

@@ -94,27 +94,31 @@ UNSTEADY = fb.Clock(
 
 
 @pytest.mark.parametrize(
-    ("clock", "algorithm", "cloud"),
+    ("clock", "algorithm", "cloud", "active"),
     [
-        (SLOW_SERVERS, fb.FedBCD(), fb.AsyncCloud(5)),
-        (SLOW_SERVERS, fb.FedBCD(), fb.RigorousCloud(5)),
-        (UNSTEADY, fb.FedBCD(), fb.AsyncCloud(10)),
-        (UNSTEADY, fb.FedBCDI(available=4, offline_time="free"), fb.AsyncCloud(3)),
+        (SLOW_SERVERS, fb.FedBCD(), fb.AsyncCloud(5), (1, 2, 3, 4, 5) * 2),
+        (SLOW_SERVERS, fb.FedBCD(), fb.RigorousCloud(5), 3),
+        (UNSTEADY, fb.FedBCD(), fb.AsyncCloud(10), (5, 1, 2, 3, 4) * 2),
+        (UNSTEADY, fb.FedBCDI(available=4, offline_time="free"), fb.AsyncCloud(3), 3),
     ],
     ids=["slow-servers", "rigorous", "unsteady", "fedbcd-i"],
 )
 def test_rounds_of_devices_that_differ_are_planned(
-    clock: fb.Clock, algorithm: fb.Algorithm, cloud: Any, monkeypatch: pytest.MonkeyPatch
+    clock: fb.Clock,
+    algorithm: fb.Algorithm,
+    cloud: Any,
+    active: Any,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Each server with its own devices, day and night, links, and devices that are lost. Over so
-    few rounds the mean of the slow ones is known to 3 % (one standard error); without what makes
-    them slow it would be less than half.
+    """Each server with its own devices, its own q, day and night, links, and devices that are lost.
+    Over so few rounds the mean of the slow ones is known to 3 % (one standard error); without what
+    makes them slow it would be less than half.
     """
     monkeypatch.setattr(round_time, "PHASES", 500)
     homes = [list(range(10 * n, 10 * n + 10)) for n in range(10)]
-    played = simulation(10, cloud, clock, algorithm=algorithm, sent=(0.0, 3.0))
+    played = simulation(10, cloud, clock, algorithm=algorithm, sent=(0.0, 3.0), active=active)
     available = method_of(algorithm).available_of
-    source = DifferingDevices(Times(clock, 5, homes, (0.0, 3.0)), homes, 3, (1, 5), available)
+    source = DifferingDevices(Times(clock, 5, homes, (0.0, 3.0)), homes, active, (1, 5), available)
     rounds = 60 if cloud.name == "rigorous" else 150
     planned = rounds_of(cloud.name, source, 10, cloud.first, rounds)
     found = mean_round(played, rounds, 0 if cloud.name == "rigorous" else 20)

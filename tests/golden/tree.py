@@ -280,9 +280,9 @@ def _by_todays_names(case: Case) -> Case:
 
 def _method(table: dict[str, Any]) -> fb.Algorithm:
     """What version 0.1.0 did not know is as it did."""
-    later: dict[str, Any] = {"epochs": None}
+    later: dict[str, Any] = {"epochs": None, "weight_decay": 0.0, "schedule": None}
     if table["name"] in ("fedavg", "fedprox"):
-        later["weight"] = "size"
+        later |= {"weight": "size", "optimizer": None}
     if table["name"] == "fedbcd-i":
         later |= {"offline_time": "free", "pull_steps": None}
     table = {**later, **table, "projection": _of(PROJECTIONS, table["projection"])}

@@ -193,6 +193,39 @@ def test_more_active_devices_than_members(tmp_path: Path) -> None:
     )
 
 
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        (
+            {"federation.devices": [4, 2]},
+            "federation.devices = [4, 2] has 2 numbers, but federation.servers = 4; give one for"
+            " each server",
+        ),
+        ({"federation.devices": [4, 0, 2, 2]}, "federation.devices = 0 must be 1 or more"),
+        (
+            {"federation.devices": [4, 1, 2, 2]},
+            "federation.active = 2 exceeds the 1 devices of server 1; use active <= 1",
+        ),
+        (
+            {"federation.active": [2, 5, 1, 1]},
+            "federation.active = 5 exceeds the 4 devices of server 1; use active <= 4",
+        ),
+        (
+            {"federation.active": [2, 2]},
+            "federation.active = [2, 2] has 2 numbers, but federation.servers = 4; give one for"
+            " each server, or one for all",
+        ),
+        (
+            {"federation.active": "two"},
+            "federation.active = 'two' must be a whole number or a list",
+        ),
+        ({"federation.active": [1, 2.5, 1]}, "federation.active[1] = 2.5 must be a whole number"),
+    ],
+)
+def test_numbers_of_each_server(tmp_path: Path, changes: dict[str, Any], words: str) -> None:
+    _refuse(tmp_path, CONFIG, changes, words)
+
+
 def test_more_active_devices_than_available_ones(tmp_path: Path) -> None:
     changes = {"algorithm": {"name": "fedbcd-i", "available": 2}, "federation.active": 3}
     _refuse(

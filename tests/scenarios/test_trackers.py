@@ -6,7 +6,6 @@ import json
 import math
 import sys
 from collections.abc import Iterator
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +24,7 @@ def _expected(run: fb.Run) -> dict[str, dict[int, float]]:
     """Column -> round -> value, of all that is not NaN."""
     columns: dict[str, dict[int, float]] = {}
     for row in run.history:
-        for key, value in asdict(row).items():
+        for key, value in row.items():
             if key != "round" and not math.isnan(value):
                 columns.setdefault(key, {})[row.round] = value
     return columns

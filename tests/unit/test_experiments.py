@@ -7,9 +7,10 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+import fedbcd as fb
 from fedbcd.cli import app
 from fedbcd.cli.experiments import _claims_table
-from fedbcd.config import dump_toml
+from fedbcd.config import dump_toml, read_toml
 from fedbcd.errors import ConfigError, RecordError
 from fedbcd.experiments import claims
 from fedbcd.experiments.claims import CLAIMS, ClaimVerdict, judge
@@ -18,6 +19,8 @@ from fedbcd.experiments.job import Job, parse
 from fedbcd.experiments.paper import PANELS, Panel, Setting, panels
 from fedbcd.experiments.pool import job_key, run_jobs
 from fedbcd.experiments.sweep import parse_sweep, rank
+from fedbcd.planner.plan import make_plan
+from fedbcd.planner.server_time import device_model
 from fedbcd.record.history import History
 from support.methods import method_of
 
@@ -27,6 +30,26 @@ SMALL = {
     "model": {"name": "logistic"},
     "run": {"rounds": 3, "looks": 3},
 }
+
+
+def test_servers_may_differ_in_devices_and_in_how_many_they_wait_for(tmp_path: Path) -> None:
+    part = {"servers": 3, "devices": [2, 5, 3], "active": [1, 4, 2]}
+    job = parse({**SMALL, "federation": part})[0]
+    run = job.run(tmp_path / "run")
+    assert run.federation.servers == [[0, 1], [2, 3, 4, 5, 6], [7, 8, 9]]
+    assert run.history.last.activations == 3 * (1 + 4 + 2)
+    table = read_toml(tmp_path / "run" / "config.toml")
+    assert table["federation"] | part == table["federation"]
+    in_python = fb.train(run.federation, job.spec.algorithm, rounds=3, looks=3, active=[1, 4, 2])
+    assert in_python.digest == run.digest
+    assert fb.replay(tmp_path / "run", run.federation)["digest"] == run.digest
+    shared = parse({**SMALL, "federation": part | {"active": [1, 1, 1]}})[0].spec
+    assert shared.identity(run.federation)["active"] == 1
+    for command in (["report", tmp_path / "run"], ["plan", tmp_path / "run" / "config.toml"]):
+        answer = CliRunner().invoke(app, [str(word) for word in command])
+        assert answer.exit_code == 0, answer.output
+    plan = make_plan({job.active: device_model(job)}, 3)
+    assert plan.by_server[1] == max(plan.by_server)  # four of five are waited for
 
 
 def _curve(points: list[tuple[float, float]], personal: float = 0.5) -> History:

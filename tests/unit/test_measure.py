@@ -14,7 +14,7 @@ from torch import nn
 import fedbcd as fb
 from fedbcd.algorithm.fused.library import library
 from fedbcd.algorithm.objective import Objective
-from fedbcd.compute.evaluate import Evaluator
+from fedbcd.compute.evaluate import Evaluator, Scores
 from fedbcd.compute.workers import OneWorker
 from fedbcd.data.measure import Measure
 from fedbcd.data.partition import Dirichlet, Diversity, Partition, Partitioner
@@ -120,6 +120,35 @@ def test_every_way_to_test_gives_the_scores_of_the_definition(
         )
     alone = evaluator.personal_scores({5: models[5]}, OneWorker())[5]
     assert alone.test == pytest.approx(found.of_devices[5].test, abs=1e-12)
+
+
+def test_a_model_that_has_not_changed_is_not_tested_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A run that records every round ("the two types of performance are recorded every round")
+    tests the devices that were active; the scores are those of a test of all.
+    """
+    federation = split_digits(SPLITS[0])
+    objective = Objective(linear(), federation.loss)
+    models = models_near(federation, 12)
+    evaluator = Evaluator(federation, objective, torch.device("cpu"))
+    tested: list[int] = []
+    of = evaluator.outputs.of
+    monkeypatch.setattr(evaluator.outputs, "of", lambda *given: tested.append(1) or of(*given))
+
+    def look() -> Scores:
+        tested.clear()
+        return evaluator.scores(models[:2], dict(enumerate(models[2:])), OneWorker())
+
+    before = look()
+    assert len(tested) == 12
+    assert look() == before
+    assert not tested
+    models[1] *= -1.0  # a server's, in place
+    models[7] *= -1.0
+    after = look()
+    assert len(tested) == 2
+    anew = Evaluator(federation, objective, torch.device("cpu"))
+    assert after == anew.scores(models[:2], dict(enumerate(models[2:])), OneWorker())
+    assert [i for i in range(10) if after.devices[i] != before.devices[i]] == [5]
 
 
 def test_measures_agree_where_shares_are_equal_and_each_label_has_one_test_sample() -> None:

@@ -491,7 +491,7 @@ def test_servers_that_differ_are_planned_and_the_slowest_named() -> None:
     assert plan.rows[0].round_time < plan.rows[1].round_time / 3
     with pytest.raises(ConfigError, match="the 4 servers of the job differ"):
         make_plan({2: source}, 5)
-    with pytest.raises(ConfigError, match="q=5 devices of 4 cannot take part"):
+    with pytest.raises(ConfigError, match="q=5 devices of the 4 of server 0 cannot take"):
         device_model(job, 5)
 
 
@@ -501,5 +501,7 @@ def test_the_place_of_a_lost_device_goes_to_the_next() -> None:
     """
     arrival, work = np.array([1.0, 2.0, 2.5, 8.0, 9.0]), np.array([4.0, 3.0, 5.0, 1.0, 1.0])
     lost = np.array([0.5, 2.0, 2.0, 2.0, 0.1])
-    assert with_losses(arrival, work, lost, 2) == 3.0 + 5.0
-    assert with_losses(arrival, work, np.full(5, 2.0), 2) == 5.0
+    two, one = np.zeros(2, dtype=bool), np.array([False, True])
+    assert with_losses(arrival, work, lost, two) == 3.0 + 5.0
+    assert with_losses(arrival, work, np.full(5, 2.0), two) == 5.0
+    assert with_losses(arrival, work, lost, one) == 3.0 + 3.0

@@ -46,6 +46,8 @@ def test_what_a_record_does_not_name_is_what_its_version_did() -> None:
         "offline_time": "free",
         "pull_steps": None,
         "epochs": None,
+        "weight_decay": 0.0,
+        "schedule": None,
     }
 
 

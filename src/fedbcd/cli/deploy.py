@@ -301,7 +301,8 @@ def _change(table: dict[str, Any], changes: dict[str, Any]) -> None:
                 f" multiple of {servers}"
             )
         federation["devices"] = given["devices"] // servers
-        federation["active"] = min(federation.get("active", 3), federation["devices"])
+        if isinstance(active := federation.get("active", 3), int):
+            federation["active"] = min(active, federation["devices"])
     override(table, rounds=given.get("rounds"), seed=given.get("seed"), folder=given.get("data"))
     cloud = dict(table.get("cloud", {"name": "sync"}))
     if "cloud" in given and given["cloud"] != cloud.get("name"):

@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from fedbcd.planner.pilots import Recommendation
     from fedbcd.planner.plan import Plan, PlanRow
     from fedbcd.planner.server_time import Fit, ServerTime
+    from fedbcd.schedule.availability import PerServer
 
 MOST_ROWS = 16
 LEGEND = """fresh: E[tau_(B)] of servers that start together, r: its ratio to that of all (eq. 7)
@@ -141,6 +142,7 @@ def plan_command(
     _check_pilots(seeds, until_clock)
     screen = screen_for(as_json)
     fits: list[Fit] = []
+    sources: dict[PerServer, ServerTime]
     job: Job | None = None
     if log is not None:
         sources, number, fits = _from_log(log, _numbers(active, "--active"))
@@ -243,7 +245,7 @@ def _cloud(screen: Console, job: Job | None, named: str | None) -> str:
     return chosen
 
 
-def _from_job(job: Job, actives: Sequence[int] | None) -> "dict[int, ServerTime]":
+def _from_job(job: Job, actives: Sequence[int] | None) -> "dict[PerServer, ServerTime]":
     from fedbcd.planner.server_time import device_model
 
     if job.method.takes_time_offline:
@@ -251,18 +253,18 @@ def _from_job(job: Job, actives: Sequence[int] | None) -> "dict[int, ServerTime]
             f"{job.name}: devices cannot ask while they train offline, which this plan leaves out:"
             " rounds will last longer; pilots, or --log of a run, have it in them"
         )
-    return {active: device_model(job, active) for active in actives or [job.active]}
+    return {active: device_model(job, active) for active in actives or (job.active,)}
 
 
 def _from_log(
     log: Path, actives: Sequence[int] | None
-) -> "tuple[dict[int, ServerTime], int, list[Fit]]":
+) -> "tuple[dict[PerServer, ServerTime], int, list[Fit]]":
     from fedbcd.planner.record import read_record
     from fedbcd.planner.server_time import RecordedTime, fits, observe
 
     record = read_record(log, note)
     seen = max(len(phase.complete) for phase in record.phases)
-    sources: dict[int, ServerTime] = {
+    sources: dict[PerServer, ServerTime] = {
         active: RecordedTime(observe(record, active)) for active in actives or ()
     } or {seen: RecordedTime(observe(record))}
     try:

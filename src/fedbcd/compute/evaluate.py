@@ -5,9 +5,11 @@ Shapes: M models, V servers, P parameters, F values of a model.
 """
 
 import functools
+import hashlib
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -91,6 +93,7 @@ class Evaluator:
         self._measures: tuple[Measure, ...] = ()  # as soon as there is a model to ask
         self._widths: list[int] = []  # how many statistics each has
         self._weights: dict[int, Weights] = {}  # of the devices that were asked for
+        self._known: dict[tuple[Any, ...], dict[Key, Sums]] = {}  # by model and kinds, of last time
         self._federation = federation
         self._objective = objective
         self.outputs = Outputs(federation, objective, where, together)
@@ -207,9 +210,23 @@ class Evaluator:
             # one model takes a call for all labels, many a call for each label
             sums = self._sums_together(models, wanted)
         else:
-            keys = map(list, wanted.values())
-            sums = dict(zip(models, workers.map(self._sums, models.values(), keys), strict=True))
+            sums = self._sums_of_changed(models, wanted, workers)
         return [self._values(sums[flat.data_ptr()], weights) for flat, weights in asked]
+
+    def _sums_of_changed(
+        self, models: dict[int, Tensor], wanted: dict[int, dict[Key, None]], workers: Workers
+    ) -> dict[int, dict[Key, Sums]]:
+        """As `_sums`, for all models; one that is as it was at the last look, to the bit, is not
+        tested again: between two looks at every round few devices have been active.
+        """
+        names = workers.map(_name, models.values(), map(tuple, wanted.values()))
+        name_of = dict(zip(models, names, strict=True))
+        new = [model for model in models if name_of[model] not in self._known]
+        keys = [list(wanted[model]) for model in new]
+        found = workers.map(self._sums, [models[model] for model in new], keys)
+        known = self._known | {name_of[m]: sums for m, sums in zip(new, found, strict=True)}
+        self._known = {name: known[name] for name in name_of.values()}
+        return {model: known[name] for model, name in name_of.items()}
 
     def _common(self) -> list[Key]:
         """Kinds that several models may want."""
@@ -280,6 +297,12 @@ class Evaluator:
             said = self.outputs.of(flat, keys)
             found = [measure.sums(*said, sizes) for measure in self._measures]
         return dict(zip(keys, torch.cat(found, 1).cpu().numpy(), strict=True))
+
+
+def _name(flat: Tensor, keys: tuple[Key, ...]) -> tuple[Any, ...]:
+    """Of a model's bits, and of what it is tested on."""
+    bits = flat.detach().contiguous().view(torch.uint8).numpy()
+    return hashlib.blake2b(bits.data, digest_size=16).digest(), keys
 
 
 def _all_equal(stack: Tensor) -> bool:

@@ -50,7 +50,7 @@ from fedbcd.record.runfolder import Checkpoint, RunFolder, recorded_in
 from fedbcd.record.start import keep_copy
 from fedbcd.record.stopping import Plateau
 from fedbcd.schedule.arrays import Outline, why_not_ahead
-from fedbcd.schedule.availability import Availability
+from fedbcd.schedule.availability import Availability, PerServer
 from fedbcd.schedule.churn import Churn
 from fedbcd.schedule.delays import Clock
 from fedbcd.schedule.driver import Driver
@@ -66,7 +66,7 @@ def train(
     *,
     cloud: Cloud | None = None,
     clock: Clock | None = None,
-    active: int | None = None,
+    active: PerServer | None = None,
     seed: int | None = None,
     joins: Mapping[int, int] | None = None,
     leaves: Mapping[int, int] | None = None,

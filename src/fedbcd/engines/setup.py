@@ -7,6 +7,7 @@ from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from statistics import mean
 
 import torch
 from torch import Tensor
@@ -156,11 +157,16 @@ def rounds_between_looks(federation: Federation, spec: RunSpec, longer: float = 
     return math.ceil(longer * tested / (4 * samples_per_round(federation, spec)))
 
 
+def _active_on_average(federation: Federation, spec: RunSpec) -> float:
+    active = spec.active_of(federation)
+    return active if isinstance(active, int) else mean(active)
+
+
 def samples_per_round(federation: Federation, spec: RunSpec) -> float:
     """On how many samples a round trains, about."""
     method, servers = spec.method_of(federation), len(federation.servers)
     (low, high), batch = method.lengths(offline=bool(method.offline)), method.batch
-    at_work = spec.active_of(federation) * int(getattr(spec.cloud, "first", servers))
+    at_work = _active_on_average(federation, spec) * int(getattr(spec.cloud, "first", servers))
     limit = method.offline_limit
     if limit is not None:
         # activations take no samples; who was not in contact for long does not go on offline

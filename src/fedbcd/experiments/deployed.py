@@ -48,15 +48,14 @@ def spec_of(job: Job, options: Deploy) -> RunSpec:
     """What a simulation of this deployment would be set to: devices that are admitted late join in
     some round, the log says when.
     """
-    each, late = job.federation.devices, {*options.late}
-    devices = job.federation.servers * each
+    devices, late = job.devices, {*options.late}
     for device in options.late:
         if not 0 <= device < devices:
             raise ConfigError(
                 f"deploy.late names device {device}; the devices of this job are 0 to {devices - 1}"
             )
-    for n in range(job.federation.servers):
-        if late.issuperset(range(n * each, (n + 1) * each)):
+    for n, members in enumerate(job.federation.groups):
+        if late.issuperset(members):
             raise ConfigError(
                 f"deploy.late names every device of server {n}; keep at least one that is a member"
                 " from the beginning"
@@ -91,8 +90,7 @@ def deployment_of(
         return Deployment.of(
             federation or job.make_federation(), spec_of(job, options), options, rounds
         )
-    each = job.federation.devices
-    servers = [range(n * each, (n + 1) * each) for n in range(job.federation.servers)]
+    servers = job.federation.groups
     return Deployment.private(
         spec_of(job, options), servers, model or job.model_factory(), options, rounds
     )

@@ -3,10 +3,11 @@ each change some of it.
 """
 
 import csv
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import cache, partial
 from importlib.resources import files
+from itertools import accumulate
 from pathlib import Path
 from typing import Any, Literal
 
@@ -36,7 +37,8 @@ from fedbcd.models import MODELS
 from fedbcd.own import are_imported, imported_function, imports, names_code
 from fedbcd.record.runfolder import recorded_in
 from fedbcd.recorded import completed
-from fedbcd.spec import OPTIONS, RENAMED, RunSpec
+from fedbcd.schedule.availability import PerServer, at_server
+from fedbcd.spec import OPTIONS, RENAMED, RunSpec, plain
 
 Load = Callable[[str, Path | None], Data]
 LOSSES: dict[str, Loss] = {
@@ -130,35 +132,62 @@ class FederationPart:
     """Who there is."""
 
     servers: int = 10
-    devices: int = 10  # per server
+    devices: PerServer = 10  # per server, or a list with the number of each
     # devices more that are kept out of the run; at the end they get models from z
     newcomers: int = field(default=0, metadata={"brief": True})
     # how many local steps they take
     newcomer_steps: int = field(default=20, metadata={"brief": True})
 
     def __post_init__(self) -> None:
-        for name in ("servers", "devices"):
-            if getattr(self, name) < 1:
-                raise ConfigError(f"federation.{name} = {getattr(self, name)} must be 1 or more")
+        each = [self.devices] if isinstance(self.devices, int) else self.devices
+        for name, value in (("servers", self.servers), *(("devices", count) for count in each)):
+            if value < 1:
+                raise ConfigError(f"federation.{name} = {value} must be 1 or more")
         for name, least in (("newcomers", 0), ("newcomer_steps", 1)):
             if getattr(self, name) < least:
                 raise ConfigError(
                     f"federation.{name} = {getattr(self, name)} must be {least} or more"
                 )
-        if self.servers * self.devices > MOST_DEVICES:
+        if not isinstance(self.devices, int) and len(self.devices) != self.servers:
+            raise ConfigError(
+                f"federation.devices = {list(self.devices)} has {len(self.devices)} numbers, but"
+                f" federation.servers = {self.servers}; give one for each server"
+            )
+        if self.total > MOST_DEVICES:
             raise ConfigError(
                 f"federation.servers = {self.servers} with {self.devices} devices each are more"
                 f" than {MOST_DEVICES:,} devices; use fewer"
             )
 
-    def check_active(self, active: int) -> None:
-        if active < 1:
-            raise ConfigError(f"federation.active = {active} must be 1 or more")
-        if active > self.devices:
+    @property
+    def total(self) -> int:
+        """Devices of all servers."""
+        each = self.devices
+        return self.servers * each if isinstance(each, int) else sum(each)
+
+    @property
+    def groups(self) -> list[range]:
+        """The devices of each server, one after the other."""
+        each = self.devices
+        counts = [each] * self.servers if isinstance(each, int) else each
+        return [range(end - n, end) for n, end in zip(counts, accumulate(counts), strict=True)]
+
+    def check_active(self, active: PerServer) -> None:
+        if isinstance(active, tuple) and len(active) != self.servers:
             raise ConfigError(
-                f"federation.active = {active} exceeds the {self.devices} devices of a server;"
-                f" use active <= {self.devices}"
+                f"federation.active = {list(active)} has {len(active)} numbers, but"
+                f" federation.servers = {self.servers}; give one for each server, or one for all"
             )
+        alike = isinstance(active, int) and isinstance(self.devices, int)
+        for n in range(1 if alike else self.servers):
+            q, members = at_server(active, n), at_server(self.devices, n)
+            if q < 1:
+                raise ConfigError(f"federation.active = {q} must be 1 or more")
+            if q > members:
+                raise ConfigError(
+                    f"federation.active = {q} exceeds the {members} devices of"
+                    f" {'a server' if alike else f'server {n}'}; use active <= {members}"
+                )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -258,16 +287,16 @@ class Job:
     @property
     def devices(self) -> int:
         """Of all servers."""
-        return self.federation.servers * self.federation.devices
+        return self.federation.total
 
     @property
-    def active(self) -> int:
+    def active(self) -> PerServer:
         """q: a job names it, or has 3."""
         return ACTIVE if self.spec.active is None else self.spec.active
 
     def to_table(self) -> dict[str, Any]:
         parts = {key: describe(getattr(self, key)) for key in ("data", "federation", "model")}
-        parts["federation"]["active"] = self.active
+        parts["federation"]["active"] = plain(self.active)
         table = {"title": self.name, **parts, **self.spec.to_table()}
         if ":" in self.data.name and self.spec.measure is None:
             del table["run"]["measure"]  # the data say, once they are there: `settled`
@@ -300,14 +329,20 @@ class Job:
 
     def make_federation(self, load: Load = load_data) -> Federation:
         """Load the data, split them, and put the model to them."""
-        return self._federation_of(slice(self.devices), self.federation.servers, load)
+        there = self.federation
+        alike = isinstance(there.devices, int)
+        return self._federation_of(
+            slice(self.devices), there.servers if alike else there.groups, load
+        )
 
     def newcomers(self, load: Load = load_data) -> Federation | None:
         """Those who are kept out, on the same test samples."""
         there = self.federation.newcomers
         return self._federation_of(slice(self.devices, None), 1, load) if there else None
 
-    def _federation_of(self, who: slice, servers: int, load: Load) -> Federation:
+    def _federation_of(
+        self, who: slice, servers: int | Sequence[Sequence[int]], load: Load
+    ) -> Federation:
         """Of some of those among whom the data are split."""
         folder = None if self.data.folder is None else Path(self.data.folder)
         with imports(self.may_import, self.modules):
@@ -446,8 +481,9 @@ def _parsed(table: Mapping[str, Any], recorded: bool) -> list[Job]:
     if not (isinstance(runs, list) and runs and all(isinstance(entry, Mapping) for entry in runs)):
         raise ConfigError("runs must be a list of tables, written [[runs]]")
     base = {key: value for key, value in table.items() if key != "runs"}
-    if seeds_in(table) and "seeds" in base.get("run", {}):  # not of one run, but how many there are
-        base["run"] = {key: value for key, value in base["run"].items() if key != "seeds"}
+    seeds_in(table)  # not of one run, but how many there are
+    if isinstance(run := base.get("run"), Mapping):
+        base["run"] = {key: value for key, value in run.items() if key != "seeds"}
     jobs = []
     for number, entry in enumerate(runs):
         check_keys(entry, {*SECTIONS, "title", "modules"}, f"runs #{number + 1}")
@@ -487,9 +523,9 @@ def _job(table: Mapping[str, Any]) -> Job:
         key: convert(table.get(key, ""), str, key) for key in ("title", "modules")
     }
     federation = table.get("federation", {})
-    active = ACTIVE
+    active: PerServer = ACTIVE
     if isinstance(federation, Mapping) and "active" in federation:
-        active = convert(federation["active"], int, "federation.active")
+        active = convert(federation["active"], PerServer, "federation.active")
         federation = {key: value for key, value in federation.items() if key != "active"}
     for key, kind in (("data", DataPart), ("model", ModelPart)):
         if key in table:

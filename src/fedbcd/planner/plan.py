@@ -3,7 +3,7 @@ servers get that are left out.
 """
 
 import math
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -21,6 +21,7 @@ from fedbcd.planner.order_statistics import (
 from fedbcd.planner.round_time import REPLICAS, RoundTime, async_rounds, draws_needed, rounds_of
 from fedbcd.planner.server_time import DifferingDevices, KnownTime, RecordedTime, ServerTime
 from fedbcd.protocol.clouds import AsyncCloud, DynamicGraph, RigorousCloud
+from fedbcd.schedule.availability import PerServer
 from fedbcd.schedule.delays import Floats
 
 PLANNED = (AsyncCloud.name, RigorousCloud.name, DynamicGraph.name)  # clouds with a B
@@ -37,7 +38,7 @@ class PlanRow:
     """
 
     first: int  # B
-    active: int  # q
+    active: PerServer  # q
     beta: float  # B / N
     order_statistic: float  # E[tau_(B)] of N fresh servers, eq. (7)
     reduction: float  # r_{B,N} = E[tau_(B)] / E[tau_(N)], eq. (7)
@@ -73,7 +74,7 @@ class Plan:
 
 
 def make_plan(
-    sources: dict[int, ServerTime],
+    sources: Mapping[PerServer, ServerTime],
     servers: int,
     *,
     firsts: Sequence[int] | None = None,
@@ -234,7 +235,7 @@ def _fresh(source: ServerTime, times: Floats, servers: int) -> Floats:
 
 def _row(
     first: int,
-    active: int,
+    active: PerServer,
     servers: int,
     fresh: Floats,
     lasts: RoundTime,

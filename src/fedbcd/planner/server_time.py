@@ -16,6 +16,7 @@ from fedbcd.errors import ConfigError, RecordError
 from fedbcd.experiments.job import Job
 from fedbcd.planner.order_statistics import Distribution, Empirical, check_mean, uniforms
 from fedbcd.planner.record import Record, RecordedPhase
+from fedbcd.schedule.availability import PerServer, at_server
 from fedbcd.schedule.delays import Clock, Floats, Ints
 from fedbcd.schedule.times import Times
 
@@ -94,17 +95,19 @@ class DifferingDevices:
 
     times: Times
     servers: Sequence[Sequence[int]]
-    active: int
+    active: PerServer
     steps: tuple[int, int]
     available: Callable[[int], int]  # number of members -> how many of them are available
     recorded: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
-        least = min(self.available(len(members)) for members in self.servers)
-        if not 1 <= self.active <= least:
-            raise ConfigError(
-                f"q={self.active} devices of {least} cannot take part; use 1 <= q <= {least}"
-            )
+        for n, members in enumerate(self.servers):
+            q, most = at_server(self.active, n), self.available(len(members))
+            if not 1 <= q <= most:
+                raise ConfigError(
+                    f"q={q} devices of the {most} of server {n} cannot take part; use 1 <= q <="
+                    f" {most}"
+                )
 
     def sample(self, copies: int, count: int, seed: int) -> Floats:
         """tau_n of all servers in turn, which begin together again and again (Sync-cloud)."""
@@ -143,6 +146,7 @@ class DrawnPhases:
         for n, members in enumerate(source.servers):
             self._members_VM[n, : len(members)] = members
         self._keep_V = np.array([source.available(len(members)) for members in source.servers])
+        self._q_V = np.array([at_server(source.active, n) for n in range(len(source.servers))])
 
     def take(self, servers_RB: Ints, now: Floats) -> Floats:
         """tau_n of a phase of each of these servers that begins now."""
@@ -163,22 +167,26 @@ class DrawnPhases:
         arrival[member < 0] = np.inf
         order = arrival.argsort(-1)
         clock = source.times.clock
+        beyond = np.arange(self._q_V.max()) >= self._q_V[servers_RB][..., None]
         if not clock.dropout:
-            order = order[..., : source.active]
+            order = order[..., : self._q_V.max()]
         arrival, device = (np.take_along_axis(part, order, -1) for part in (arrival, device))
         steps = low + np.floor(drawn(2, device) * (high - low + 1)).astype(np.int64)
         begun = np.where(np.isfinite(arrival), now + arrival, 0.0)
         work = source.times.work_at(drawn(3, device), device, steps, begun)
         if not clock.dropout:
-            return np.asarray((arrival + work).max(-1))
-        return with_losses(arrival, work, drawn(5, device) / clock.dropout, source.active)
+            return np.asarray(np.where(beyond, 0.0, arrival + work).max(-1))
+        return with_losses(arrival, work, drawn(5, device) / clock.dropout, beyond)
 
 
-def with_losses(arrival: Floats, work: Floats, lost: Floats, active: int) -> Floats:
+def with_losses(
+    arrival: Floats, work: Floats, lost: Floats, beyond: npt.NDArray[np.bool_]
+) -> Floats:
     """The end of phases (..., M) whose devices come in this order, where one with `lost` below 1
-    is gone after that part of its work and the next takes its place.
+    is gone after that part of its work and the next takes its place; `beyond` marks places that a
+    server has not.
     """
-    free = np.zeros((*arrival.shape[:-1], active))  # when each place is free; infinite: it is done
+    free = np.where(beyond, np.inf, 0.0)  # when each place is free; infinite: it is done
     end = np.zeros(arrival.shape[:-1])
     for k in range(arrival.shape[-1]):
         place = free.argmin(-1)[..., None]
@@ -190,7 +198,7 @@ def with_losses(arrival: Floats, work: Floats, lost: Floats, active: int) -> Flo
     return end
 
 
-def device_model(job: Job, active: int | None = None) -> DeviceModel | DifferingDevices:
+def device_model(job: Job, active: PerServer | None = None) -> DeviceModel | DifferingDevices:
     """The device model of a job; with FedBCD-I only the available devices can arrive."""
     for name, value in (
         ("at_once", job.method.at_once),
@@ -203,12 +211,12 @@ def device_model(job: Job, active: int | None = None) -> DeviceModel | Differing
             )
     q = job.active if active is None else active
     lengths = job.method.pull_steps or job.method.steps  # or passes, as they are drawn
-    if not job.spec.clock.is_alike:
+    each = job.federation.devices
+    if not (isinstance(each, int) and isinstance(q, int) and job.spec.clock.is_alike):
         federation = job.make_federation()
         times, available = job.spec.times(federation), job.method.available_of
         return DifferingDevices(times, federation.servers, q, lengths, available)
-    members = job.method.available_of(job.federation.devices)
-    return DeviceModel(job.spec.clock, members, q, lengths)
+    return DeviceModel(job.spec.clock, job.method.available_of(each), q, lengths)
 
 
 @dataclass(frozen=True)

@@ -26,7 +26,6 @@ class PhaseTimes:
     times: npt.NDArray[np.float64]
     ended: npt.NDArray[np.bool_]
     servers: int
-    active: int
 
 
 def arrivals_of(record: RunRecord) -> PhaseTimes | None:
@@ -41,11 +40,7 @@ def arrivals_of(record: RunRecord) -> PhaseTimes | None:
     counted = (ended >= 0) | (opened < timeline.now)
     times = (np.where(ended >= 0, ended, timeline.now) - opened)[counted]
     done = (ended >= 0)[counted]
-    return (
-        PhaseTimes(times, done, servers, int(record.identity.get("active", 1)))
-        if int(done.sum()) >= FEWEST
-        else None
-    )
+    return PhaseTimes(times, done, servers) if int(done.sum()) >= FEWEST else None
 
 
 def plan_view(arrivals: PhaseTimes | None) -> dict[str, Any] | None:
@@ -59,7 +54,7 @@ def plan_view(arrivals: PhaseTimes | None) -> dict[str, Any] | None:
     firsts = sorted({round(1 + k * (servers - 1) / (MOST_FIRSTS - 1)) for k in range(MOST_FIRSTS)})
     try:
         plan = make_plan(
-            {arrivals.active: RecordedTime(Observed(arrivals.times, arrivals.ended))},
+            {1: RecordedTime(Observed(arrivals.times, arrivals.ended))},
             servers,
             firsts=firsts,
         )

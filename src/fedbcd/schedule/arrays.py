@@ -17,6 +17,7 @@ import numpy.typing as npt
 from fedbcd.algorithm import draws
 from fedbcd.algorithm.method import Method
 from fedbcd.protocol.clouds import AsyncCloud, Cloud, SyncCloud
+from fedbcd.schedule.availability import at_server
 from fedbcd.schedule.events import Schedule, places_of_smallest
 from fedbcd.schedule.times import Times, why_events
 from fedbcd.schedule.work import WorkDone
@@ -84,6 +85,8 @@ def why_not_ahead(servers: Sequence[Sequence[int]], schedule: Schedule, cloud: C
         return "devices of one phase work on in the next (`at_once`)"
     if len({len(members) for members in servers}) > 1:
         return "servers have different numbers of devices"
+    if not isinstance(schedule.active, int):
+        return "servers wait for different numbers of uploads (`active`)"
     return why_events(schedule.clock)
 
 
@@ -104,7 +107,7 @@ class Outline:
         self._schedule = schedule
         self._times = Times(schedule.clock, schedule.seed, servers, schedule.sent)
         self._members = np.sort(np.array(servers, dtype=np.int64), axis=1)  # (V, M)
-        self._q = min(schedule.active, self._members.shape[1])
+        self._q = min(at_server(schedule.active, 0), self._members.shape[1])
         self._first = cloud.first if isinstance(cloud, AsyncCloud) else 0  # B; 0: all wait for all
         self._ahead = max(1, DRAWN_AHEAD // self._members.size)
         self._counts = np.zeros_like(self._members)  # activations so far, in what has been drawn

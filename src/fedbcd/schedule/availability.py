@@ -16,6 +16,7 @@ from fedbcd.own import calling
 from fedbcd.schedule.delays import Floats
 
 Devices = npt.NDArray[np.int64]
+PerServer = int | tuple[int, ...]  # a number for all servers, or one for each
 
 
 class Availability(Protocol):
@@ -48,10 +49,15 @@ class Chance:
 RULES: dict[str, type[Chance]] = {Chance.name: Chance}
 
 
+def at_server(number: PerServer, server: int) -> int:
+    """That of one server."""
+    return number if isinstance(number, int) else number[server]
+
+
 @dataclass(frozen=True)
 class AvailableDevices:
-    """How devices become available. Where a rule names fewer than `active` (q), a phase could not
-    end: others make up for them, by their draws.
+    """How devices of a server become available. Where a rule names fewer than `active` (q), a phase
+    could not end: others make up for them, by their draws.
     """
 
     method: Method

@@ -20,6 +20,7 @@ from fedbcd.protocol.messages import (
     server_actor,
 )
 from fedbcd.record.eventlog import Log
+from fedbcd.schedule.availability import PerServer, at_server
 
 
 class Observer(Protocol):
@@ -39,7 +40,7 @@ class Machines:
         self,
         servers: Sequence[Sequence[int]],
         cloud: Cloud,
-        active: int,
+        active: PerServer,
         iterations: int,
         offline_limit: int | None,
         late: Collection[int] = (),
@@ -49,7 +50,7 @@ class Machines:
         self.coordinator: Coordinator = cloud.coordinator(len(servers), iterations)
         early = [[device for device in members if device not in late] for members in servers]
         self.servers = [
-            Server(n, members, active, iterations, cloud.sync, at_once)
+            Server(n, members, at_server(active, n), iterations, cloud.sync, at_once)
             for n, members in enumerate(early)
         ]
         self.groups = servers  # with those who join late

@@ -36,7 +36,12 @@ from fedbcd.protocol.messages import (
     number_of,
     server_actor,
 )
-from fedbcd.schedule.availability import Availability, AvailableDevices, Devices
+from fedbcd.schedule.availability import (
+    Availability,
+    AvailableDevices,
+    Devices,
+    PerServer,
+)
 from fedbcd.schedule.delays import Clock, Floats
 from fedbcd.schedule.driver import Driver
 from fedbcd.schedule.times import Times
@@ -52,7 +57,7 @@ class Schedule:
     method: Method
     clock: Clock
     seed: int
-    active: int
+    active: PerServer
     joins: Mapping[int, int] = field(
         default_factory=dict
     )  # device -> round at whose start it joins
@@ -69,9 +74,10 @@ class Simulation:
         self.machines = driver.machines
         self.schedule = schedule
         self.times = Times(schedule.clock, schedule.seed, self.machines.groups, schedule.sent)
-        self._pool = AvailableDevices(
-            schedule.method, schedule.active, schedule.seed, schedule.availability
-        )
+        self._pools = [
+            AvailableDevices(schedule.method, q, schedule.seed, schedule.availability)
+            for q in (server.active for server in self.machines.servers)
+        ]  # of each server
         self.now = 0.0
         self.round = 0
         self._agenda: list[tuple[float, int, Actor, Event]] = []  # a heap
@@ -221,7 +227,7 @@ class Simulation:
 
     def _fill(self, server: int) -> None:
         """Let the next ones come to a server that has room for them."""
-        room, at_once = self.schedule.active, self.schedule.method.at_once
+        room, at_once = self.machines.servers[server].active, self.schedule.method.at_once
         if at_once is not None:
             room = at_once - sum(home == server for home in self._expected.values())
         for time, device in self._arrivals[server].take(room):
@@ -238,7 +244,7 @@ class Simulation:
 
     def _available(self, server: int) -> Devices:
         """Q~_n(t)."""
-        return self._pool.available(self._members_of(server), self.round)
+        return self._pools[server].available(self._members_of(server), self.round)
 
     def _train_offline(self, server: int) -> None:
         """FedBCD-I: every available device takes one offline round; a busy or suspended one ignores

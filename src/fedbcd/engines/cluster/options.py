@@ -7,6 +7,7 @@ import numpy as np
 
 from fedbcd.data.federation import Federation
 from fedbcd.errors import ConfigError
+from fedbcd.schedule.availability import at_server
 from fedbcd.spec import Cluster, RunSpec
 
 
@@ -38,11 +39,12 @@ def expected_work(federation: Federation, spec: RunSpec) -> np.ndarray[Any, np.d
     active, batch = spec.active_of(federation), method.batch
     drawn = sum(method.steps) / 2
     work = np.zeros(federation.devices)
-    for members in federation.servers:
+    for n, members in enumerate(federation.servers):
+        share = min(1.0, at_server(active, n) / len(members))
         for device in members:
             samples = federation.sizes[device] if batch == "all" else batch
             steps = drawn * method.pass_of(device, offline=bool(method.offline))
-            work[device] = min(1.0, active / len(members)) * steps * samples
+            work[device] = share * steps * samples
     return work
 
 

@@ -13,6 +13,7 @@ import struct
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -55,6 +56,8 @@ NOTICES: dict[str, Any] = {
 }
 LARGEST_NUMBER = 2**63 - 1
 
+Vectors = frozenset[tuple[int, torch.dtype]]
+
 
 @dataclass(frozen=True)
 class Declared:
@@ -63,15 +66,15 @@ class Declared:
     """
 
     tensors: tuple[tuple[str, tuple[int, ...]], ...]
-    # (length, dtype) of what travels beside models and sums of them
-    also: frozenset[tuple[int, torch.dtype]] = field(default=frozenset(), compare=False)
+    # (length, dtype) of what comes with an event, where that is known
+    vectors: Mapping[type[Event], Vectors] = field(default_factory=dict, compare=False)
 
     @classmethod
     def of(
-        cls, layout: Layout, also: frozenset[tuple[int, torch.dtype]] = frozenset()
+        cls, layout: Layout, vectors: Mapping[type[Event], Vectors] = MappingProxyType({})
     ) -> "Declared":
         spans = (*layout.parameters, *layout.buffers)
-        return cls(tuple((span.name, tuple(span.shape)) for span in spans), also)
+        return cls(tuple((span.name, tuple(span.shape)) for span in spans), vectors)
 
     @property
     def size(self) -> int:
@@ -97,24 +100,27 @@ class WireLimits:
     """
 
     vectors: frozenset[tuple[str, int]]
+    exact: Mapping[type[Event], frozenset[tuple[str, int]]] = field(default_factory=dict)
 
     @classmethod
     def of(cls, declared: Declared) -> "WireLimits":
-        """Models in float32; sums of Sync-cloud in float64, alone or with their weight behind
-        them.
+        """Of an event of which nothing is known: models in float32; sums of Sync-cloud in float64,
+        alone or with their weight behind them.
         """
         size = declared.size
-        usual = {("F32", size), ("F64", size), ("F64", size + 1)}
-        more = {(tensorfile.CODES[dtype], length) for length, dtype in declared.also}
-        return cls(frozenset(usual | more))
+        exact = {
+            kind: frozenset((tensorfile.CODES[dtype], length) for length, dtype in vectors)
+            for kind, vectors in declared.vectors.items()
+        }
+        return cls(frozenset({("F32", size), ("F64", size), ("F64", size + 1)}), exact)
 
-    @property
-    def largest_bytes(self) -> int:
-        return (
-            max((size * WIRE_DTYPES[dtype].itemsize for dtype, size in self.vectors), default=0)
-            + 8
-            + HEADER_BYTES
-        )
+    def with_event(self, event: Event) -> frozenset[tuple[str, int]]:
+        return self.exact.get(type(event), self.vectors)
+
+    def largest_bytes(self, event: Event) -> int:
+        vectors = self.with_event(event)
+        most = max((size * WIRE_DTYPES[dtype].itemsize for dtype, size in vectors), default=0)
+        return most + 8 + HEADER_BYTES
 
 
 # ------------------------------------------------------------------------------------------------
@@ -236,11 +242,12 @@ class Assembler:
                 "model",
                 f"{type(event).__name__} comes with a model of {length} bytes, but names none",
             )
-        if length > self.limits.largest_bytes:
+        most = self.limits.largest_bytes(event)
+        if length > most:
             raise Refused(
                 "size",
-                f"a model of {length} bytes exceeds {self.limits.largest_bytes}, the most that can"
-                " fit here",
+                f"a model of {length} bytes exceeds {most}, the most that can come with"
+                f" {type(event).__name__}",
             )
 
 
@@ -301,7 +308,7 @@ class _Parcel:
     def __init__(self, message: Message, event: Event, limits: WireLimits) -> None:
         self.message = message
         self.event = event
-        self._limits = limits
+        self._vectors = limits.with_event(event)
         self._filled = 0
         self._digest = hashlib.sha256()
         self._model = torch.empty(0)
@@ -351,8 +358,8 @@ class _Parcel:
                 f" {HEADER_BYTES} may come",
             )
         dtype, size = _declared_vector(data[8 : 8 + length], self._name)
-        if (dtype, size) not in self._limits.vectors:
-            allowed = ", ".join(f"{n} of {d}" for d, n in sorted(self._limits.vectors))
+        if (dtype, size) not in self._vectors:
+            allowed = ", ".join(f"{n} of {d}" for d, n in sorted(self._vectors))
             raise Refused(
                 "model", f"a model of {size} values of {dtype} does not fit; accepted: {allowed}"
             )

@@ -31,6 +31,7 @@ from fedbcd.engines.deploy.links.fedbcd_pb2 import (
 )
 from fedbcd.engines.deploy.links.letter import Letter
 from fedbcd.engines.deploy.links.refusals import Counts, Refusals, reason_of
+from fedbcd.engines.deploy.links.room import MemoryBudget, Share
 from fedbcd.errors import ProtocolError, Refused
 from fedbcd.protocol.messages import Actor
 from fedbcd.protocol.notices import Notice
@@ -64,6 +65,7 @@ class LinkOptions:
     arriving_bytes: int = (
         1 << 28
     )  # of models that arrive at the same time, over all peers (one always may); the others wait
+    least_rate: float = 1e5  # bytes a second of a model, while others wait for its room
     watch_s: float = 1.0  # how often certificates and revocation list are looked at
 
 
@@ -79,39 +81,7 @@ class LinkTraffic:
         self.counts = counts
         self.refusals = refusals
         self.options = options
-        self.room = MemoryBudget(options.arriving_bytes)
-
-
-class MemoryBudget:
-    """Memory for models under way: who finds none waits in turn."""
-
-    def __init__(self, total: int) -> None:
-        self._total = self._free = total
-        self._waiting: deque[tuple[int, asyncio.Future[None]]] = deque()
-
-    async def take(self, size: int) -> int:
-        """Wait for `size` bytes; returns how many were taken, to give back later."""
-        size = min(size, self._total)
-        if not self._waiting and size <= self._free:
-            self._free -= size
-            return size
-        future = asyncio.get_running_loop().create_future()
-        self._waiting.append((size, future))
-        try:
-            await future
-        except asyncio.CancelledError:
-            if future.done() and not future.cancelled():
-                self.give_back(size)
-            raise
-        return size
-
-    def give_back(self, size: int) -> None:
-        self._free += size
-        while self._waiting and (self._waiting[0][1].done() or self._waiting[0][0] <= self._free):
-            wanted, future = self._waiting.popleft()
-            if not future.done():
-                self._free -= wanted
-                future.set_result(None)
+        self.room = MemoryBudget(options.arriving_bytes, options.least_rate, options.gone_s)
 
 
 class Closed(Exception):
@@ -169,7 +139,7 @@ class Connection:
         self.has_heard = False  # a letter or a notice
         self._ending: Closed | None = None
         self._number = 0
-        self._room = 0  # bytes taken for the model that arrives
+        self._room: Share | None = None  # for the model that arrives
         self.model_sent_at = (
             -math.inf
         )  # when a part of a model last went out, by the monotonic clock
@@ -294,11 +264,14 @@ class Connection:
             )
             await asyncio.sleep(pause_s)
             return
-        if message.bytes > 0 and self._room == 0:
-            self._room = await self._traffic.room.take(
-                min(message.bytes, self._traffic.limits.largest_bytes)
-            )
-        await self._deliver(self._assembler.message(message))
+        letter = self._assembler.message(message)
+        if letter is None and self._room is None:
+            self._room = await self._traffic.room.take(message.bytes, self.peer, self._stall)
+        await self._deliver(letter)
+
+    def _stall(self, sentence: str) -> None:
+        self._refuse("stalled", sentence)
+        self.end("stalled", sentence)
 
     async def _deliver(self, letter: Letter | None) -> None:
         if letter is not None and self._ending is None:
@@ -333,8 +306,9 @@ class Connection:
             self._put(refused_frame(reason, sentence, final=False))
 
     def _give_room_back(self) -> None:
-        self._traffic.room.give_back(self._room)
-        self._room = 0
+        if self._room is not None:
+            self._traffic.room.give_back(self._room)
+            self._room = None
 
     # ---------------------------------------------------------------------------------------------
     # running

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import traceback
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from typing import Any
 
@@ -32,6 +33,7 @@ from fedbcd.engines.deploy.links.fedbcd_pb2 import (
     Welcome,
 )
 from fedbcd.engines.deploy.links.refusals import CredentialsError, MissingExtra, reason_of
+from fedbcd.engines.deploy.links.strangers import Strangers
 from fedbcd.engines.deploy.links.tls import (
     Certificate,
     Credentials,
@@ -40,8 +42,9 @@ from fedbcd.engines.deploy.links.tls import (
     home_of,
     identity_of,
 )
+from fedbcd.engines.deploy.processes.descriptors import places
 from fedbcd.engines.deploy.processes.exit_codes import AddressError
-from fedbcd.errors import ProtocolError, Refused
+from fedbcd.errors import FedBCDError, ProtocolError, Refused
 from fedbcd.protocol.messages import Actor
 from fedbcd.protocol.senders import PAIRS, kind_of
 
@@ -52,6 +55,7 @@ except ImportError as missing:
     raise MissingExtra(missing.name or "grpcio") from None
 
 OPERATOR: Actor = "operator"
+QUIET_S, CROWDED_S = 1.0, 0.1  # how often connections of strangers are looked at
 
 Welcomes = Callable[[Actor, dict[str, Any]], None]
 OnError = Callable[[Exception], None]
@@ -107,9 +111,11 @@ class Listener(LinkEnd):
         self._welcomes = welcomes
         self._status = status
         self._change = change
-        self._on_error = on_error
+        self._on_error = on_error or self._note_error
         self._server: grpc.aio.Server | None = None
-        self._watcher: asyncio.Task[None] | None = None
+        self._places = places()
+        self._strangers = Strangers(self._places, lambda: self.options.gone_s)
+        self._watchers: list[asyncio.Task[None]] = []
         self._handlers: set[asyncio.Task[Any]] = set()
 
     async def start(self) -> int:
@@ -142,18 +148,25 @@ class Listener(LinkEnd):
             ) from None
         await server.start()
         self._server = server
+        self._watchers = [asyncio.create_task(self._look_at_strangers())]
         if isinstance(self._security, Credentials):
-            self._watcher = asyncio.create_task(self._watch())
+            self._watchers.append(asyncio.create_task(self._watch()))
         return self.port
 
     async def stop(self) -> None:
-        if self._watcher is not None:
-            self._watcher.cancel()
+        for watcher in self._watchers:
+            watcher.cancel()
         if self._server is not None:
             await self._server.stop(None)
             self._server = None
         if self._handlers:
             await asyncio.wait(self._handlers, timeout=self.options.gone_s)
+
+    async def _look_at_strangers(self) -> None:
+        """More often while there are many."""
+        while True:
+            left = self._strangers.look(self.port)
+            await asyncio.sleep(CROWDED_S if left > self._strangers.most // 4 else QUIET_S)
 
     def _server_options(self) -> list[tuple[str, int | str]]:
         gone_ms = int(self.options.gone_s * 1000)
@@ -163,6 +176,7 @@ class Listener(LinkEnd):
             ("grpc.http2.max_ping_strikes", 0),
             ("grpc.server_handshake_timeout_ms", gone_ms),
             ("grpc.max_connection_idle_ms", 3 * gone_ms),  # a connection without a stream
+            ("grpc.max_allowed_incoming_connections", self._places),
             ("grpc.max_concurrent_streams", 4),
             ("grpc.so_reuseport", 0),  # a second listener at the same port is a mistake
         ]
@@ -175,8 +189,18 @@ class Listener(LinkEnd):
         self._handlers.add(task)
         try:
             await self._serve(requests, context)
+        except BROKEN:
+            pass
+        except Exception as error:  # noqa: BLE001  gRPC would print it
+            self._on_error(error)
         finally:
             self._handlers.discard(task)
+
+    def _note_error(self, error: Exception) -> None:
+        """What ends the process has been said by then."""
+        if not isinstance(error, FedBCDError):
+            trace = "".join(traceback.format_exception(error))
+            self._log.error("bug", sentence=f"a connection has ended: {error}", trace=trace)
 
     async def _serve(
         self, _requests: AsyncIterator[Frame], context: "grpc.aio.ServicerContext[Frame, Frame]"
@@ -195,6 +219,7 @@ class Listener(LinkEnd):
             peer = identity_of(certificate) if certificate is not None else peer
             self._check_certificate(certificate)
             peer, about, welcome = self._greet(hello, certificate)
+            known = self._strangers.known(context.peer())
         except (ProtocolError, CredentialsError) as error:
             self._refusals.note(peer, reason_of(error), str(error))
             await context.write(refused_frame(reason_of(error), str(error), final=True))
@@ -204,19 +229,9 @@ class Listener(LinkEnd):
             self.me, peer, self._traffic, read, context.write, self._on_letter, self._on_notice
         )
         self._retire(peer, hello.hello.instance)
-        try:
-            await self._hold(
-                peer,
-                Peer(connection, hello.hello.instance, certificate),
-                about,
-                Frame(welcome=welcome),
-            )
-        except BROKEN:
-            pass
-        except Exception as error:
-            if self._on_error is None:
-                raise
-            self._on_error(error)
+        entry = Peer(connection, hello.hello.instance, certificate)
+        with known:
+            await self._hold(peer, entry, about, Frame(welcome=welcome))
 
     def _certificate(self, context: "grpc.aio.ServicerContext[Any, Any]") -> Certificate | None:
         if isinstance(self._security, Plain):

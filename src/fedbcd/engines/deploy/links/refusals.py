@@ -9,7 +9,8 @@ RefusedForGood     21  the peer will not have this process: version, model, memb
 CredentialsError   23  certificates are missing, expired or not those of this role
 MissingExtra       24  the packages of the deploy extra are not installed
 
-`processes/exit_codes.py` has those that are not final: AddressError (22), DiskError (25).
+`processes/exit_codes.py` has those that are not final: AddressError (22), DiskError (25);
+`processes/descriptors.py`: DescriptorsError (27).
 """
 
 from collections import Counter

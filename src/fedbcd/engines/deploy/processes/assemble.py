@@ -148,11 +148,12 @@ class Deployment:
         scale, plan = self.options.time_scale, self.blueprint
         if scale is None:
             return Real(available) if available is not None else Real()
-        members = [i for i in plan.servers[plan.home_of(device)] if i not in plan.late]
+        home = plan.home_of(device)
+        members = [i for i in plan.servers[home] if i not in plan.late]
         itemsize = plan.initial.itemsize
         sent = plan.bound.heard.size * itemsize, plan.bound.upload.size * itemsize
         times = Times(self.clock, plan.seed, plan.servers, sent)
-        return Drawn(device, members, plan.pool, times, scale)
+        return Drawn(device, members, plan.pool(home), times, scale)
 
 
 def _no_data(device: int) -> OwnData:

@@ -20,9 +20,11 @@ from fedbcd.engines.deploy.links.codec import Declared
 from fedbcd.engines.deploy.links.letter import Letter
 from fedbcd.engines.deploy.links.refusals import reason_of
 from fedbcd.engines.deploy.processes.clock import SteadyClock, wall
+from fedbcd.engines.deploy.processes.descriptors import raise_limit
 from fedbcd.engines.deploy.processes.event_queue import Call, EventQueue
 from fedbcd.engines.deploy.processes.exit_codes import ExitCode
 from fedbcd.engines.deploy.processes.failpoints import Failpoint, hit
+from fedbcd.engines.deploy.processes.free_space import FreeSpace
 from fedbcd.engines.deploy.processes.logs import RoleLog
 from fedbcd.engines.deploy.processes.monitor import Monitor
 from fedbcd.engines.deploy.processes.options import Deploy
@@ -51,6 +53,7 @@ class Process(ABC):
         self.timeouts = Timeouts(options.retry_s, options.lost_s, options.peer_s)
         self.tasks = Tasks(log)
         self.timers = Timers()
+        self.free_space = FreeSpace(options.folder_of(role.actor), options.reserve_mb)
         self.events = EventQueue(role, self.clock.now, self.tasks, self.handled)
         self.monitor = Monitor(self)
         self.metrics = self.monitor.metrics
@@ -111,6 +114,7 @@ class Process(ABC):
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self.tasks.end, ExitCode.DONE)
         try:
+            self.free_space.check()
             port = await self.monitor.start()
             await self.open_links()
             self.log.info("started", health_port=port, **self.status())
@@ -194,6 +198,7 @@ class Process(ABC):
     async def handled(self, outcome: list[Letter] | ProtocolError, took_s: float) -> None:
         """An event is durable, so its letters go out; or it was refused."""
         self.metrics.handling.observe(took_s)
+        self.free_space.check()
         if isinstance(outcome, ProtocolError):
             self.log.debug("refused", sentence=str(outcome))
         else:
@@ -212,6 +217,8 @@ def run_process(make: Callable[[], Process]) -> ExitCode:
     """Run one process to its end; what goes wrong before it runs is a sentence and an exit code as
     well.
     """
+
+    raise_limit()
 
     async def whole() -> ExitCode:
         return await make().run()

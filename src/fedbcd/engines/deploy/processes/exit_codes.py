@@ -31,6 +31,7 @@ class ExitCode(IntEnum):
     EXTRA = 24  # the deploy extra is not installed
     DISK = 25  # the disk is full, or cannot be written; everything that was acknowledged is on it
     NO_STORE = 26  # a server or the coordinator finds no store, and was not told to begin one
+    DESCRIPTORS = 27  # this process has as many files open as it may have; the disk is in order
     INTERRUPTED = 130  # Ctrl-C
 
     @property
@@ -41,6 +42,7 @@ class ExitCode(IntEnum):
             ExitCode.BUG,
             ExitCode.ADDRESS,
             ExitCode.DISK,
+            ExitCode.DESCRIPTORS,
             ExitCode.INTERRUPTED,
         )
 

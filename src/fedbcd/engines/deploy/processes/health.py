@@ -16,7 +16,8 @@ from http import HTTPStatus
 from pathlib import Path
 from typing import Any
 
-from fedbcd.engines.deploy.processes.exit_codes import AddressError, DiskError
+from fedbcd.engines.deploy.processes.descriptors import unwritten
+from fedbcd.engines.deploy.processes.exit_codes import AddressError
 from fedbcd.record.tensorfile import write_whole
 
 MOST_BYTES, MOST_SECONDS, MOST_CLIENTS = (
@@ -100,7 +101,7 @@ def note_port(folder: Path, port: int) -> None:
     try:
         write_whole(folder / "health.json", json.dumps({"port": port, "pid": os.getpid()}).encode())
     except OSError as error:
-        raise DiskError(folder, error) from None
+        raise unwritten(folder, error) from None
 
 
 def _response(status: HTTPStatus, body: bytes, kind: str = "text/plain; charset=utf-8") -> bytes:

@@ -59,6 +59,7 @@ class Deploy:
         "refuse"  # ... turned down, or taken with a remark in the log
     )
     reach_limit: float = REACH  # how far an upload may be from z_n, in norms of z_n; inf: no bound
+    reserve_mb: float = 16.0  # free on its disk, below which a role ends; 0: it goes on until full
     late: tuple[int, ...] = ()  # devices that are no members until they are admitted
     # where devices bring data of their own, the number of samples of each; nobody loads [data]
     samples: int | tuple[int, ...] | None = None
@@ -79,6 +80,8 @@ class Deploy:
             value = getattr(self, name)
             if value is not None and not 0 < value < math.inf:
                 raise ConfigError(f"deploy.{name} = {value} must be above 0")
+        if not 0 <= self.reserve_mb < math.inf:
+            raise ConfigError(f"deploy.reserve_mb = {self.reserve_mb} must be 0 or more")
         if not self.reach_limit > 0:
             raise ConfigError(
                 f"deploy.reach_limit = {self.reach_limit} must be above 0; inf is no bound"

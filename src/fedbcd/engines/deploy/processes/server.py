@@ -56,8 +56,9 @@ class ServerProcess(Process):
             role.machine.phase,
             False,
         )  # as of the last event that is durable; the machine may be ahead of the disk
+        self._pool = role.blueprint.pool(role.machine.server)
         self._tells_members = (
-            role.blueprint.pool.follows_rounds and options.time_scale is not None
+            self._pool.follows_rounds and options.time_scale is not None
         )  # it is drawn which of them are available
         self._members: tuple[int, ...] = ()  # likewise, if they are told
 
@@ -241,7 +242,7 @@ class ServerProcess(Process):
 
     def _tell_devices(self) -> None:
         notice = self._notice()
-        round_ = self._round if self.role.blueprint.pool.follows_rounds else 0
+        round_ = self._round if self._pool.follows_rounds else 0
         news = replace(notice, round=round_, elapsed=0.0)
         if news != self._said:
             self._said = news

@@ -24,9 +24,18 @@ from fedbcd.describe import describe
 from fedbcd.errors import ConfigError
 from fedbcd.protocol import Coordinator, Device, Server
 from fedbcd.protocol.clouds import Cloud
-from fedbcd.protocol.messages import server_actor
+from fedbcd.protocol.messages import (
+    Activated,
+    Event,
+    GlobalUpdated,
+    Mixed,
+    Restored,
+    ServerReady,
+    Uploaded,
+    server_actor,
+)
 from fedbcd.recorded import going_on, in_record
-from fedbcd.schedule.availability import Availability, AvailableDevices
+from fedbcd.schedule.availability import Availability, AvailableDevices, PerServer, at_server
 from fedbcd.spec import RunSpec
 
 DTYPE = torch.float32
@@ -41,7 +50,7 @@ class Blueprint:
 
     algorithm: Algorithm
     cloud: Cloud
-    active: int  # q
+    active: PerServer  # q
     seed: int
     servers: tuple[tuple[int, ...], ...]  # the devices of each server, also those that join later
     sizes: tuple[int, ...]  # samples per device: the weights of FedAvg and FedProx
@@ -78,7 +87,7 @@ class Blueprint:
     def make(
         cls,
         spec: RunSpec,
-        active: int,
+        active: PerServer,
         servers: Sequence[Sequence[int]],
         sizes: Sequence[int],
         module: nn.Module,
@@ -117,10 +126,10 @@ class Blueprint:
         recorded = json.loads(facts["algorithm"]) if "algorithm" in facts else named
         return replace(self, algorithm=going_on(self.algorithm, recorded))
 
-    @property
-    def pool(self) -> AvailableDevices:
-        """Who is available, where delays are drawn."""
-        return AvailableDevices(self.method, self.active, self.seed, self.availability)
+    def pool(self, server: int) -> AvailableDevices:
+        """Who of a server's devices is available, where delays are drawn."""
+        q = at_server(self.active, server)
+        return AvailableDevices(self.method, q, self.seed, self.availability)
 
     @property
     def first_model(self) -> Tensor:
@@ -137,13 +146,19 @@ class Blueprint:
         return self.bound.upload.size + (3 if self.bound.needs_counts else 1), torch.float64
 
     @property
-    def vectors(self) -> frozenset[tuple[int, torch.dtype]]:
-        """Length and dtype of all that travels."""
-        sizes = (self.bound.heard.size, self.bound.model.size, self.bound.upload.size)
-        wire = self.bound.wire
-        laid = () if wire is None else (wire.dtype, CONTRIBUTION)
-        also = ((self.bound.upload.size, dtype) for dtype in laid)
-        return frozenset({self.report, *also, *((size, DTYPE) for size in sizes)})
+    def vectors(self) -> dict[type[Event], frozenset[tuple[int, torch.dtype]]]:
+        """Length and dtype of what may come with each event."""
+        bound, wire = self.bound, self.bound.wire
+        upload = (bound.upload.size, DTYPE if wire is None else wire.dtype)
+        kept = {(bound.upload.size, DTYPE if wire is None else CONTRIBUTION)}
+        model = (bound.model.size, DTYPE)
+        return {
+            Activated: frozenset({(bound.heard.size, DTYPE)}),
+            Uploaded: frozenset({upload}),
+            Restored: frozenset({model, (bound.heard.size, DTYPE), *kept}),
+            ServerReady: frozenset({self.report}),
+            **dict.fromkeys((Mixed, GlobalUpdated), frozenset({model})),
+        }
 
     @property
     def devices(self) -> int:
@@ -185,8 +200,8 @@ class Blueprint:
         """A fresh machine."""
         members = [device for device in self.servers[server] if device not in self.late]
         method = self.method
-        phases = self.active, method.cloud_iterations, self.cloud.sync, method.at_once
-        return Server(server, members, *phases)
+        phases = method.cloud_iterations, self.cloud.sync, method.at_once
+        return Server(server, members, at_server(self.active, server), *phases)
 
     def coordinator_machine(self) -> Coordinator:
         """A fresh machine."""

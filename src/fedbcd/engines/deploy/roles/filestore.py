@@ -1,6 +1,7 @@
 """A `Store` on this machine: SQLite and a folder of files, locked by one process."""
 
 import fcntl
+import hashlib
 import json
 import math
 import os
@@ -10,21 +11,30 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
-from fedbcd.engines.deploy.processes.exit_codes import DiskError, ExitCode, is_of_the_disk
+from fedbcd.engines.deploy.processes.descriptors import are_exhausted, unwritten
+from fedbcd.engines.deploy.processes.exit_codes import ExitCode, is_of_the_disk
 from fedbcd.engines.deploy.roles.store import Saved, StoreOn
 from fedbcd.errors import RecordError
 from fedbcd.protocol.messages import Command, Event
 from fedbcd.record.eventlog import Transition, decode, encode
 from fedbcd.record.tensorfile import Piece, sync
 
-VERSION = 1
+VERSION = 2
+OLDER = 1  # of fedbcd 0.1.0: rows without checksums are taken as they are, and then given them
 _SCHEMA = """
 CREATE TABLE fact (key TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
 CREATE TABLE tensor (name TEXT PRIMARY KEY, file TEXT NOT NULL, digest BLOB NOT NULL) WITHOUT ROWID;
 CREATE TABLE transition (number INTEGER PRIMARY KEY, time REAL NOT NULL, actor TEXT NOT NULL,
     event TEXT NOT NULL, commands TEXT NOT NULL);
 """
+_COLUMNS = {
+    "fact": ("key", "value"),
+    "tensor": ("name", "file", "digest"),
+    "transition": ("number", "time", "actor", "event", "commands"),
+}  # the first is the key; each row ends with the checksum of these
+_ADD_CHECKSUMS = "".join(f"ALTER TABLE {table} ADD COLUMN sum BLOB;" for table in _COLUMNS)
 
 
 @dataclass(frozen=True)
@@ -78,8 +88,8 @@ class FileStore(StoreOn):
             TypeError,
         ) as error:  # the last two: what is left of a damaged database
             self._unlock()
-            if is_of_the_disk(error, path):
-                raise DiskError(f"the store {path}", error) from None
+            if are_exhausted(error) or is_of_the_disk(error, path):
+                raise unwritten(f"the store {path}", error) from None
             remedy = "restore a backup; only a device may begin with an empty folder instead"
             raise RecordError(f"the store {path} cannot be used ({error}); {remedy}") from None
         except BaseException:
@@ -151,14 +161,15 @@ class _NotMade(RecordError):
 
 
 class _Database:
-    """A `Ledger` in SQLite."""
+    """A `Ledger` in SQLite. Each row has a checksum, which is compared whenever the row is read."""
 
     def __init__(self, path: Path, begin: bool, read_only: bool) -> None:
         self._path = path
+        self._has_sums = True
         file = path / "store.sqlite"
         if read_only and not file.is_file():
             raise RecordError(f"there is no store at {path}")
-        self._db = sqlite3.connect(file, isolation_level=None, check_same_thread=False)
+        self._db = _connected(file, read_only)
         try:
             self._prepare(begin, read_only)
         except BaseException:
@@ -177,10 +188,39 @@ class _Database:
                 )
             self._make(begin)
         (version,) = db.execute("SELECT value FROM fact WHERE key = 'version'").fetchone()
-        if version != str(VERSION):
+        if version not in (str(OLDER), str(VERSION)):
             raise RecordError(
-                f"{self._path} is a store of version {version}; this fedbcd reads version {VERSION}"
+                f"{self._path} is a store of version {version}; this fedbcd reads versions {OLDER}"
+                f" and {VERSION}"
             )
+        self._has_sums = version == str(VERSION)
+        if not read_only:
+            self._check_whole()
+            if not self._has_sums:
+                self._add_checksums()
+
+    def _check_whole(self) -> None:
+        """Refuse a database that SQLite finds damaged, or that lacks transitions."""
+        (found,) = self._db.execute("PRAGMA quick_check(1)").fetchone()
+        first, last, count = self._db.execute(
+            "SELECT MIN(number), MAX(number), COUNT(*) FROM transition"
+        ).fetchone()
+        if found == "ok" and count and count != last - first + 1:
+            found = f"it has {count} of the transitions {first} to {last}"
+        if found != "ok":
+            raise RecordError(f"the store {self._path} is damaged ({found}); restore a backup")
+
+    def _add_checksums(self) -> None:
+        """To a store of 0.1.0, which had none."""
+        db = self._db
+        db.executescript(f"BEGIN IMMEDIATE; {_ADD_CHECKSUMS}")
+        db.execute("UPDATE fact SET value = ? WHERE key = 'version'", (str(VERSION),))
+        for table, columns in _COLUMNS.items():
+            rows = db.execute(f"SELECT {', '.join(columns)} FROM {table}").fetchall()
+            sums = [(_sum(table, row), row[0]) for row in rows]
+            db.executemany(f"UPDATE {table} SET sum = ? WHERE {columns[0]} = ?", sums)
+        db.execute("COMMIT")
+        self._has_sums = True
 
     def _make(self, begin: bool) -> None:
         """A new store; never where an old one has lost its database, since the tensors that are
@@ -193,19 +233,17 @@ class _Database:
             )
         if not begin:
             raise NoStore(self._path)
-        fresh = f"('version', '{VERSION}'), ('id', '{secrets.token_hex(16)}')"
-        self._db.executescript(f"BEGIN; {_SCHEMA} INSERT INTO fact VALUES {fresh}; COMMIT;")
+        self._db.executescript(f"BEGIN; {_SCHEMA} {_ADD_CHECKSUMS}")
+        self._put("fact", [("version", str(VERSION)), ("id", secrets.token_hex(16))])
+        self._db.execute("COMMIT")
         for folder in (self._path, self._path.parent):
             sync(folder)
 
     def tensors(self) -> dict[str, tuple[str, bytes]]:
-        return {
-            name: (file, digest)
-            for name, file, digest in self._db.execute("SELECT name, file, digest FROM tensor")
-        }
+        return {name: (file, digest) for name, file, digest in self._rows("tensor")}
 
     def facts(self) -> dict[str, str]:
-        return dict(self._db.execute("SELECT key, value FROM fact"))
+        return dict(self._rows("fact"))
 
     def length(self) -> int:
         (last,) = self._db.execute("SELECT MAX(number) FROM transition").fetchone()
@@ -239,9 +277,9 @@ class _Database:
         return self._steps("number >= ?", (since,))
 
     def _steps(self, where: str, values: tuple[float, ...]) -> Iterator[Transition]:
-        for number, time, actor, event, commands in self._rows(where, values):
+        for number, *row in self._rows("transition", f"WHERE {where} ORDER BY number", values):
             try:
-                step = _decoded(time, actor, event, commands)
+                step = _decoded(*row)
             except (ValueError, TypeError, RecursionError) as error:
                 raise RecordError(
                     f"transition {number} of the store {self._path} is damaged ({error}); restore a"
@@ -249,17 +287,30 @@ class _Database:
                 ) from None
             yield step
 
-    def _rows(self, where: str, values: tuple[float, ...]) -> Iterator[tuple[Any, ...]]:
-        query = (
-            f"SELECT number, time, actor, event, commands FROM transition WHERE {where} ORDER BY"
-            " number"
-        )
+    def _rows(
+        self, table: str, which: str = "", values: tuple[float, ...] = ()
+    ) -> Iterator[tuple[Any, ...]]:
+        """Rows of a table without their checksums, which must be right."""
+        columns = ", ".join((*_COLUMNS[table], "sum" if self._has_sums else "NULL"))
         try:
-            yield from self._db.execute(query, values)
-        except (sqlite3.Error, ValueError) as error:
+            for *row, there in self._db.execute(f"SELECT {columns} FROM {table} {which}", values):
+                if self._has_sums and there != _sum(table, row):
+                    raise RecordError(
+                        f"{table} {row[0]!s:.80} of the store {self._path} is damaged: its"
+                        " checksum is not the one that was recorded; restore a backup"
+                    )
+                yield tuple(row)
+        except (sqlite3.Error, ValueError, TypeError) as error:
             raise RecordError(
                 f"the store {self._path} is damaged ({error}); restore a backup"
             ) from None
+
+    def _put(self, table: str, rows: Sequence[tuple[Any, ...]]) -> None:
+        marks = ", ".join("?" * (len(_COLUMNS[table]) + 1))
+        verb = "INSERT" if table == "transition" else "INSERT OR REPLACE"
+        self._db.executemany(
+            f"{verb} INTO {table} VALUES ({marks})", [(*row, _sum(table, row)) for row in rows]
+        )
 
     def commit(
         self,
@@ -270,14 +321,10 @@ class _Database:
         dropped: Collection[str],
     ) -> None:
         self._db.execute("BEGIN IMMEDIATE")
-        self._db.executemany(
-            "INSERT OR REPLACE INTO tensor VALUES (?, ?, ?)",
-            [(n, f, d) for n, (f, d) in saved.items()],
-        )
+        self._put("tensor", [(name, file, digest) for name, (file, digest) in saved.items()])
         self._db.executemany("DELETE FROM tensor WHERE name = ?", [(name,) for name in dropped])
-        self._db.executemany("INSERT OR REPLACE INTO fact VALUES (?, ?)", [*facts.items()])
-        rows = [(number + k, *_encoded(step)) for k, step in enumerate(steps)]
-        self._db.executemany("INSERT INTO transition VALUES (?, ?, ?, ?, ?)", rows)
+        self._put("fact", [*facts.items()])
+        self._put("transition", [(number + k, *_encoded(step)) for k, step in enumerate(steps)])
         self._db.execute("COMMIT")
 
     def close(self) -> None:
@@ -308,6 +355,30 @@ def read_tail(
         raise RecordError(
             f"the store {path} cannot be read ({error}); is its disk full, or is it damaged?"
         ) from None
+
+
+def _connected(file: Path, read_only: bool) -> sqlite3.Connection:
+    """To a database; who only looks changes nothing, and may look at a medium that is read-only."""
+    how = {"isolation_level": None, "check_same_thread": False}
+    if not read_only:
+        return sqlite3.connect(file, **how)  # type: ignore[arg-type]
+    place = f"file:{quote(str(file.absolute()))}?mode=ro"
+    database = sqlite3.connect(place, uri=True, **how)  # type: ignore[arg-type]
+    try:
+        database.execute("SELECT 1 FROM sqlite_master LIMIT 1")
+    except sqlite3.OperationalError:
+        if file.with_name(f"{file.name}-wal").exists():
+            return database
+        database.close()  # nobody writes to it, and the files that readers share cannot be made
+        return sqlite3.connect(f"{place}&immutable=1", uri=True, **how)  # type: ignore[arg-type]
+    except sqlite3.DatabaseError:
+        pass  # whoever reads finds the same
+    return database
+
+
+def _sum(table: str, row: Sequence[Any]) -> bytes:
+    """A checksum of a row, with its place and the kinds of its values."""
+    return hashlib.blake2b(repr((table, *row)).encode(), digest_size=8).digest()
 
 
 def _locked(path: Path) -> int:

@@ -16,7 +16,7 @@ from typing import Protocol
 
 from torch import Tensor
 
-from fedbcd.engines.deploy.processes.exit_codes import DiskError
+from fedbcd.engines.deploy.processes.descriptors import unwritten
 from fedbcd.engines.deploy.processes.failpoints import Failpoint, hit
 from fedbcd.errors import RecordError
 from fedbcd.record.eventlog import Transition
@@ -194,11 +194,7 @@ class StoreOn:
         path = f"{self._place}/tensors/{file}"
         try:
             data = self._folder.read(self._unsynced.get(file, file))
-            if _digest([data]) != digest:
-                raise RecordError(
-                    f"{path} is damaged: its digest is not the one that was recorded; restore the"
-                    " store from a backup"
-                )
+            _check_digest(data, digest, path)
             return unpack(data)
         except (OSError, ValueError, KeyError, TypeError, RuntimeError) as error:
             raise RecordError(
@@ -212,7 +208,7 @@ class StoreOn:
         try:
             self._save(name, tensor)
         except OSError as error:
-            raise DiskError(f"the store {self._place}", error) from None
+            raise unwritten(f"the store {self._place}", error) from None
 
     def _save(self, name: str, tensor: Tensor) -> None:
         pieces = pack(tensor)
@@ -272,7 +268,7 @@ class StoreOn:
             self._sync_files()
             self._commit(steps, facts)
         except (OSError, sqlite3.Error) as error:
-            raise DiskError(f"the store {self._place}", error) from None
+            raise unwritten(f"the store {self._place}", error) from None
         self._remove_old()
 
     def _sync_files(self) -> None:
@@ -313,12 +309,22 @@ class StoreOn:
 
     def _sweep(self) -> None:
         """Remove what a crash has left: files that were written but never committed, or replaced
-        but not removed.
+        but not removed. Not before what is current was found whole: of a damaged store nothing is
+        removed.
         """
-        current = {file for file, _ in self._files.values()}
-        for file in self._folder.names():
-            if file not in current:
-                self._folder.remove(file)
+        there = {*self._folder.names()}
+        current = dict(self._files.values())
+        missing = sorted(current.keys() - there)
+        if missing:
+            raise RecordError(
+                f"the store {self._place} lacks {len(missing)} files, such as tensors/{missing[0]};"
+                " restore it from a backup"
+            )
+        strays = sorted(there - current.keys())
+        for file, digest in current.items() if strays else ():
+            _check_digest(self._folder.read(file), digest, f"{self._place}/tensors/{file}")
+        for file in strays:
+            self._folder.remove(file)
 
     def close(self) -> None:
         """Let another process have it."""
@@ -330,6 +336,14 @@ def _digest(pieces: Sequence[Piece | bytearray]) -> bytes:
     for piece in pieces:
         found.update(piece)
     return found.digest()
+
+
+def _check_digest(data: bytearray, digest: bytes, path: str) -> None:
+    if _digest([data]) != digest:
+        raise RecordError(
+            f"{path} is damaged: its digest is not the one that was recorded; restore the store"
+            " from a backup"
+        )
 
 
 def _serial(file: str) -> int:
