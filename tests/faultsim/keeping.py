@@ -154,8 +154,10 @@ def restored_handles(log: Log) -> list[tuple[int, Restored, str]]:
 
 # ------------------------------------------------------------------------------------------------
 # mini-batches
-def repeated_sessions(lives: Iterable[Log]) -> str:
-    """What a device draws after it was put in step it has never drawn before, on whichever disk."""
+def repeated_sessions(lives: Sequence[Log], joined_late: bool) -> str:
+    """What a device draws after it was put in step it has never drawn before, on whichever disk;
+    but what one that was no member yet has drawn and lost counts nowhere.
+    """
     drawn: dict[int, set[int]] = {}
     for log in lives:
         incarnation = 0
@@ -163,6 +165,8 @@ def repeated_sessions(lives: Iterable[Log]) -> str:
             event: Any = step.event
             if isinstance(event, Restored):
                 incarnation = max(incarnation, event.incarnation)
+            if incarnation == 0 and joined_late and log is not lives[-1]:
+                continue
             drawn.setdefault(incarnation, set()).update(
                 c.session for c in step.commands if isinstance(c, Train | TrainOffline)
             )

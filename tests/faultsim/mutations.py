@@ -547,15 +547,7 @@ def members_come_and_go_with_the_gamma_of_the_first() -> Any:
 
 def damage_goes_unnoticed() -> Any:
     """A store hands out what its file holds, whatever was written."""
-    whole = store.StoreOn.tensor
-
-    def tensor(self: store.StoreOn, name: str) -> Tensor:
-        file = (self._saved.get(name) or self._files[name])[0]
-        digest = store._digest([self._folder.read(self._unsynced.get(file, file))])
-        with patch.dict(self._files, {name: (file, digest)}), patch.dict(self._saved, clear=True):
-            return whole(self, name)
-
-    return patch.object(store.StoreOn, "tensor", tensor)
+    return patch.object(store, "_check_digest", lambda *_: None)
 
 
 def a_failed_write_is_overlooked() -> Any:
