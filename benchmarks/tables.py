@@ -32,10 +32,12 @@ RESULTS = ROOT / "docs" / "results"
 DOCUMENTS = (RESULTS / "README.md", RESULTS / "claims.md")
 FILLED = (
     *DOCUMENTS,
+    ROOT / "README.md",
     ROOT / "docs" / "planner.md",
     RESULTS / "deployed" / "README.md",
 )  # these have tables from files
 SLOW = ROOT / "benchmarks" / "results" / "slow.json"
+DEFAULT_JOB = ROOT / "benchmarks" / "results" / "default_job.json"
 COLUMNS = ("round", "clock", "global_accuracy", "personal_accuracy", "worst_decile")
 Runs = Mapping[str, Mapping[int, History]]  # title -> seed -> history
 
@@ -303,6 +305,40 @@ def slow_ones() -> str:
     return table((*head, "uploads: slow", "others"), lines)
 
 
+SAID = {  # the runs of the default job, as the README calls them
+    "Local": "Local: everybody alone",
+    "FedAvg": "FedAvg: z is everybody's own",
+    "FedAvg + tuning": "FedAvg, fine-tuned by each",
+    "FedBCD, sync": "FedBCD, sync cloud",
+    "FedBCD-I, async": "FedBCD-I, async cloud",
+}
+
+
+def default_job() -> str:
+    """What learning together is worth: of `default_job.py`."""
+    rows = json.loads(DEFAULT_JOB.read_text())["job"]
+    best = max(row["personal_accuracy"] for row in rows)
+
+    def cell(row: Mapping[str, Any], column: str) -> str:
+        text = f"{number(row[column], 3)} ± {number(row[f'{column}_deviation'], 3)}"
+        return f"**{text}**" if column == "personal_accuracy" and row[column] == best else text
+
+    lines = [
+        [
+            SAID[row["title"]],
+            " " if row["title"] == "Local" else cell(row, "global_accuracy"),  # nobody uses it
+            *(cell(row, column) for column in ("personal_accuracy", "worst_decile")),
+            *(
+                " " if share is None else f"{100 * share:.0f} %"
+                for share in (row["harmed against Local"], row["harmed against FedAvg"])
+            ),
+        ]
+        for row in rows
+    ]
+    head = ("method", "z, all digits", "own model, own mix", "worst tenth", "lose to Local")
+    return table((*head, "to FedAvg"), lines)
+
+
 def deployed(name: str) -> str:
     """Experiment II with 111 processes, of `experiment2.py`; seconds are of the wall clock."""
     rows = []
@@ -343,6 +379,7 @@ TABLES: Mapping[str, Callable[[], str]] = {
     "claimed": lambda: "\n".join(f"{number}. {claim}" for number, claim in CLAIMS.items()),
     "made": where_made,
     "slow": slow_ones,
+    "default-job": default_job,
     "deployed": lambda: deployed("fedbcd"),
     "deployed-quiet": lambda: deployed("quiet"),
 }

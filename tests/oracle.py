@@ -112,6 +112,11 @@ class Settings:
     period: float = 1.0
     transfer: dict[int, float] = field(default_factory=dict)  # of a model down and up
     dropout: float = 0.0
+    # beyond the paper: a phase ends `deadline` after its opening with `least` uploads or more, and
+    # `spare` more devices may work; those at work when a phase ends count in a later one
+    deadline: float = math.inf
+    least: int = 1
+    spare: int = 0
     # beyond the paper: weight_decay/2 ||x||^2 in g_i, eta_x times a factor of the session's number,
     # and optimizers with what they keep, begun anew in each session
     weight_decay: float = 0.0
@@ -119,6 +124,11 @@ class Settings:
     optimizer: str = "aspg"
     betas: tuple[float, float] = (0.0, 0.0)  # SGD: its momentum; Adam: of both means
     epsilon: float = 0.0
+
+    @property
+    def has_deadline(self) -> bool:
+        """Whether devices of one phase may be at work in the next."""
+        return self.deadline < math.inf or self.spare > 0
 
 
 @dataclass
@@ -162,10 +172,14 @@ class Server:
     copies: dict[int, np.ndarray]
     available: list[int] = field(default_factory=list)
     phases: int = 0
-    selected: list[int] = field(default_factory=list)
+    selected: list[int] = field(default_factory=list)  # invited, and those of them that came
+    came: list[int] = field(default_factory=list)  # whose uploads count in this phase
+    at_work: list[int] = field(default_factory=list)
+    asking: list[int] = field(default_factory=list)  # who finds no place
+    held: list[tuple[int, np.ndarray]] = field(default_factory=list)  # that came between phases
+    is_overdue: bool = False
     waiting: list[tuple[float, int]] = field(default_factory=list)  # when the others would ask
     lost: list[int] = field(default_factory=list)
-    received: int = 0
     is_open: bool = False
     round: int = 0
 
@@ -282,6 +296,10 @@ def check(problem: Problem, settings: Settings) -> None:
         raise ValueError(f"unknown cloud {settings.cloud!r}")
     if settings.cloud != "sync" and not 1 <= settings.first <= len(problem.servers):
         raise ValueError("first (B) must lie between 1 and the number of servers")
+    if settings.has_deadline and (
+        settings.algorithm == "fedbcd-i" or settings.joins or settings.leaves
+    ):
+        raise ValueError("phases with a deadline: all devices are there, and none trains offline")
     if any(settings.joins.get(i, -1) >= t for i, t in settings.leaves.items()):
         raise ValueError("a device can leave only after it has joined")
 
@@ -459,14 +477,53 @@ class Simulation:
         candidates = server.available if s.algorithm == "fedbcd-i" else list(server.copies)
         phase = server.phases
         server.phases += 1
+        under_way = [i for i in server.selected if i not in server.came]
+        held, server.held = server.held, []
+        server.came = [i for i, _ in held]
+        for i, x in held:
+            server.copies[i] = x
+        candidates = [i for i in candidates if i not in {*under_way, *server.came}]
         delays = sorted((self.arrival(n, i, phase, time), i) for i in candidates)
         server.waiting = [(time + delay, i) for delay, i in delays]
-        server.selected, server.lost, server.received = [], [], 0
-        server.is_open = True
-        for _ in range(self.q(n)):
+        server.selected, server.lost = [*under_way, *server.came], []
+        server.is_open, server.is_overdue = True, False
+        if s.deadline < math.inf:
+            self.later(time + s.deadline, partial(self.pass_deadline, n=n, phase=phase))
+        self.let_in(time, n)
+        if self.is_complete(n):
+            self.later(time, partial(self.end_phase, n=n))
+            return
+        for _ in range(self.needed(n) + s.spare - len(server.came) - len(under_way)):
             self.invite(n, time)
         if not server.selected:
             self.later(time, partial(self.end_phase, n=n))
+
+    def pass_deadline(self, time: float, n: int, phase: int) -> None:
+        """From now on the least number of uploads is enough."""
+        server = self.servers[n]
+        if server.is_open and server.phases == phase + 1:
+            server.is_overdue = True
+            if self.is_complete(n):
+                self.end_phase(time, n)
+
+    def needed(self, n: int) -> int:
+        """How many uploads end the phase: q, or all of those who have not been lost in it."""
+        server, q = self.servers[n], self.q(n)
+        most = min(q, self.settings.least) if server.is_overdue else q
+        return min(most, len(server.copies) - len(server.lost))
+
+    def has_place(self, n: int) -> bool:
+        server = self.servers[n]
+        under_way = len(server.came) + len(server.at_work)
+        return server.is_open and self.needed(n) + self.settings.spare > under_way
+
+    def let_in(self, time: float, n: int) -> None:
+        """Those who ask, as long as there are places; nobody comes twice in a phase."""
+        server = self.servers[n]
+        for i in [*server.asking]:
+            if self.has_place(n) and i not in server.came and i not in server.lost:
+                server.asking.remove(i)
+                self.begin(time, n, i)
 
     def q(self, n: int) -> int:
         """How many uploads a server waits for."""
@@ -535,16 +592,22 @@ class Simulation:
         return took * self.factor(i, "step") * speed * self.day(time)
 
     def ask(self, time: float, n: int, i: int) -> None:
-        """Device i asks, gets z_n and is busy until it uploads, K_i step times later. One that
-        trains offline can ask when that is over, if nobody is earlier.
+        """Device i asks. One that trains offline can ask when that is over, if nobody is
+        earlier.
         """
-        d, s = self.devices[i], self.settings
+        d, server = self.devices[i], self.servers[n]
         if d.busy:
-            server = self.servers[n]
             server.selected.remove(i)
             server.waiting = sorted([*server.waiting, (d.free_at, i)])
             self.invite(n, time)
             return
+        server.asking.append(i)
+        self.let_in(time, n)
+
+    def begin(self, time: float, n: int, i: int) -> None:
+        """It gets z_n and is busy until it uploads."""
+        d, s = self.devices[i], self.settings
+        self.servers[n].at_work.append(i)
         d.wakes_at = -1.0
         number = d.activations
         d.activations += 1
@@ -566,7 +629,13 @@ class Simulation:
         d.busy, d.offline = False, 0
         self.rest(time, i)
         server.selected.remove(i)
+        server.at_work.remove(i)
+        if not server.is_open:
+            return
         server.lost.append(i)
+        self.let_in(time, n)
+        if self.settings.has_deadline and not (self.is_complete(n) or self.has_place(n)):
+            return
         if self.is_complete(n):
             self.end_phase(time, n)
             return
@@ -579,8 +648,7 @@ class Simulation:
 
     def is_complete(self, n: int) -> bool:
         """Whether nobody is missing, of q or of all who have not been lost in this phase."""
-        server = self.servers[n]
-        return server.received >= min(self.q(n), len(server.copies) - len(server.lost))
+        return len(self.servers[n].came) >= self.needed(n)
 
     def length_of(self, i: int, activation: int) -> int:
         """How many drawn times an activation lasts: its steps, epochs or penalty steps."""
@@ -626,13 +694,20 @@ class Simulation:
             d.x, d.x_prev = x, x_prev
         d.busy = False
         d.offline = 0
-        # A1.14: the copies of the others stay as they are
-        server.copies[i] = self.understood(n, i, x)
         self.activations.append((time, i, number, k))
         self.rest(time, i)
-        server.received += 1
+        server.at_work.remove(i)
+        if not server.is_open:  # it was asked for in a phase that has ended: it counts in the next
+            server.selected.remove(i)
+            server.held.append((i, self.understood(n, i, x)))
+            return
+        # A1.14: the copies of the others stay as they are
+        server.copies[i] = self.understood(n, i, x)
+        server.came.append(i)
         if self.is_complete(n):
             self.end_phase(time, n)
+        else:
+            self.let_in(time, n)
 
     # ---- layers on uploads: docs/architecture.md, "Wires"; without them a copy is x_i ----
 
@@ -697,7 +772,7 @@ class Simulation:
         (A2.24).
         """
         server = self.servers[n]
-        return list(server.copies) if self.settings.algorithm == "fedbcd" else server.selected
+        return list(server.copies) if self.settings.algorithm == "fedbcd" else server.came
 
     def mean_of(self, group: Sequence[int]) -> Mean:
         """m = sum gamma_i x_i / sum gamma_i over the devices that count, of the given servers
@@ -781,7 +856,7 @@ class Simulation:
     def average(self, servers: Sequence[int]) -> Mean:
         """Of the models that the active devices of these servers have sent."""
         equal = self.settings.weight == "one"
-        chosen = [(i, self.servers[n].copies[i]) for n in servers for i in self.servers[n].selected]
+        chosen = [(i, self.servers[n].copies[i]) for n in servers for i in self.servers[n].came]
         weights = [1.0 if equal else self.problem.sizes[i] for i, _ in chosen]
         return weighted_mean(weights, [x for _, x in chosen])
 

@@ -56,6 +56,7 @@ from fedbcd.record.history import History, Row
 from fedbcd.record.stopping import Plateau
 from fedbcd.schedule.availability import Availability, Chance
 from fedbcd.schedule.churn import Churn
+from fedbcd.schedule.deadline import Deadline
 from fedbcd.schedule.delays import (
     Bandwidth,
     Clock,
@@ -103,6 +104,7 @@ __all__ = [
     "Constant",
     "Cosine",
     "Day",
+    "Deadline",
     "DeviceClass",
     "Dirichlet",
     "Diversity",

@@ -14,12 +14,13 @@ import tomllib
 import types
 import typing
 import warnings
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import MISSING, fields, is_dataclass
 from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
 
-from fedbcd.errors import ConfigError, RenamedWarning
+from fedbcd.errors import ConfigError, RecordError, RenamedWarning
 from fedbcd.own import imported
 
 P = ParamSpec("P")
@@ -184,6 +185,18 @@ def renamed_keys(given: Mapping[str, Any], names: Mapping[str, str]) -> dict[str
     return {names.get(key, key): value for key, value in given.items()}
 
 
+@contextmanager
+def writing_file(path: str | Path) -> Iterator[None]:
+    """What goes wrong meanwhile is a sentence about the file that somebody has named."""
+    convert(path, str | Path, "path")
+    try:
+        yield
+    except OSError as error:
+        raise RecordError(
+            f"cannot write {path}: {error.strerror or error}; name a file in a folder that is there"
+        ) from None
+
+
 def called(said: str = "", **names: str) -> Callable[[Callable[P, T]], Callable[P, T]]:
     """For what people call, by the name `said`: what it does not take, or needs and is not given,
     is a sentence. `names`: keywords that have new names; the old ones go on, with a warning.
@@ -246,6 +259,7 @@ ELSEWHERE = {
         "metrics": "measures scores",
         "metric": "score score_fn",
         "transform": "transforms preprocess",
+        "collate": "collate_fn",
     }.items()
 }
 # Where what people write elsewhere stands; those who own the kinds fill it in.

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from fedbcd.algorithm.params import taken_apart
 from fedbcd.algorithm.trees import Tree, leaves, outputs_of, shapes
+from fedbcd.config import called
 from fedbcd.data.federation import Federation
 from fedbcd.data.measure import measure_in, sample_weights
 from fedbcd.data.samples import Pool
@@ -68,16 +69,23 @@ class Choice:
         )
 
 
+@called()
 def export_run(
-    folder: Path,
+    folder: str | Path,
     choice: Choice,
-    out: Path | None = None,
+    out: str | Path | None = None,
     formats: Sequence[str] | None = None,
     federation: Federation | None = None,
 ) -> Exported:
     """Write one model of a run into `out` (default: `export` in its folder), in all formats where
     none are named. Of a run that was made in Python without its federation: its tensors by name.
     """
+    folder, out = Path(folder), None if out is None else Path(out)
+    if not isinstance(choice, Choice):
+        raise ConfigError(
+            f"choice = {choice!r:.60} is no Choice; give Choice(device=17), Choice(server=2), or"
+            " Choice() for the mean of the global models"
+        )
     if federation is None and not LogReader(folder / LOG).header.get("job"):
         return _export_tensors(folder, choice, out or folder / "export", formats)
     table: dict[str, Any] = {}

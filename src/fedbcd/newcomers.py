@@ -128,9 +128,12 @@ def personalise(
 def _run_in(folder: Path, federation: Federation | None) -> tuple[Run, RunSpec]:
     log = folder / LOG
     if not log.is_file() and (folder / MODELS).is_file():
+        kept = None if federation is None else Run.load(folder, federation)
+        if kept is not None and kept.spec is not None:
+            return kept, kept.spec
         raise RecordError(
-            f"{folder} has models but no events.jsonl, as Run.save leaves them, so it does not say"
-            " how they were trained; personalise(Run.load(folder, federation), data, spec=...)"
+            f"{folder} has models but no events.jsonl, as Run.save leaves them, so it does not name"
+            f" its data and model; {HINT}, and spec=... where it is of an earlier version"
         )
     if not log.is_file():
         raise RecordError(

@@ -54,6 +54,7 @@ from fedbcd.record.stopping import Plateau
 from fedbcd.recorded import completed, going_on, in_record, shortened
 from fedbcd.schedule.availability import RULES, Availability, AvailableDevices, PerServer, at_server
 from fedbcd.schedule.churn import Changes, Churn
+from fedbcd.schedule.deadline import Deadline
 from fedbcd.schedule.delays import DELAYS, Clock
 from fedbcd.schedule.times import TRIED, Times, drawn
 from fedbcd.schedule.work import weights_of
@@ -194,6 +195,10 @@ def _churn(value: Any, where: str) -> Churn:
     return build(Churn, value, where)
 
 
+def _deadline(value: Any, where: str) -> Deadline:
+    return build(Deadline, value, where)
+
+
 def _plateau(value: Any, where: str) -> Plateau:
     return build(Plateau, value, where)
 
@@ -270,6 +275,12 @@ class Timing:
         " Churn(joins=0.02, leaves=0.01, rounds=50); devices that `joins` or `leaves` name are"
         " left to these",
         read=_churn,
+    )
+    deadline: Deadline | None = option(
+        None,
+        "when a phase ends with those that have come: Deadline(after=60.0, least=5, spare=2); by"
+        " default it waits for all of its `active` uploads",
+        read=_deadline,
     )
 
 
@@ -747,6 +758,11 @@ class RunSpec(Place, Watch, Budget, Measured, Numerics, Timing):
                     f" smallest server{late}; a list has a number for each server"
                 )
             _check_at_work(method, active, there)
+            if self.deadline is not None and self.deadline.least > active:
+                raise ConfigError(
+                    f"deadline.least={self.deadline.least} must be at most active={active}, the"
+                    " uploads that end a phase anyway"
+                )
 
     def _check_availability(self, federation: Federation) -> None:
         if self.availability is None:

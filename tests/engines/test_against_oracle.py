@@ -62,6 +62,7 @@ class Case:
     leaves: tuple[tuple[int, int], ...] = ()
     clock: fb.Clock = fb.Clock()  # noqa: RUF009
     uploads: tuple[fb.Clip | fb.Integers, ...] = ()
+    deadline: fb.Deadline | None = None
 
 
 GAMMA = [0.3 + 0.1 * (i % 5) for i in range(DEVICES)]
@@ -193,6 +194,21 @@ CASES |= {
 }
 
 
+# beyond the paper: phases end with those that have come, and let in more than they need
+SHORT, SPARE = fb.Deadline(2.0, 1), fb.Deadline(spare=2)
+CASES |= {
+    "deadline-and-spare-sync": Case(
+        BCD, CLOUDS["sync"], active=3, rounds=20, clock=SLOW, deadline=fb.Deadline(4.0, 2, 1)
+    ),
+    "deadline-async": Case(BCD, CLOUDS["async"], active=3, clock=SLOW, deadline=SHORT),
+    "deadline-rigorous": Case(
+        BCD, CLOUDS["rigorous"], active=4, clock=UNSTEADY, deadline=fb.Deadline(3.0, 2, 1)
+    ),
+    "deadline-fedavg": Case(FREE[3], CLOUDS["sync"], active=3, deadline=fb.Deadline(2.0, 1, 1)),
+    "spare-fedprox": Case(FREE[2], CLOUDS["async"], clock=SLOW, deadline=SPARE),
+}
+
+
 # beyond the paper: weight decay, steps that change from session to session, other optimizers
 DECAY: dict[str, Any] = {"weight_decay": 0.3, "schedule": fb.Stairs(every=2, times=0.5)}
 ADAM = fb.Adam(beta1=0.8, beta2=0.9, epsilon=1e-3)
@@ -284,6 +300,7 @@ def _expected(
         links=[list(links) for links in getattr(case.cloud, "edges", ())],
         link_failure=getattr(case.cloud, "link_failure", 0.0),
         link_seed=getattr(case.cloud, "seed", 0),
+        **({} if case.deadline is None else _waits(case.deadline)),
         **_stepped(a),
         **_slow(case.clock, sum(p.numel() for p in module.parameters())),
     )
@@ -302,6 +319,11 @@ def _stepped(a: Any) -> dict[str, Any]:
             of_adam = {"betas": (by.beta1, by.beta2), "epsilon": by.epsilon}
             return {**found, "optimizer": by.name, **of_adam}
     return found
+
+
+def _waits(deadline: fb.Deadline) -> dict[str, Any]:
+    after = np.inf if deadline.after is None else deadline.after
+    return {"deadline": after, "least": deadline.least, "spare": deadline.spare}
 
 
 def _slow(clock: fb.Clock, size: int) -> dict[str, Any]:
@@ -368,6 +390,7 @@ def _actual(
         dtype=dtype,
         max_batch=max_batch,
         uploads=case.uploads,
+        deadline=case.deadline,
         **more,
     )
 

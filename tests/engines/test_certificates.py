@@ -404,6 +404,11 @@ def test_servers_that_never_meet_are_named_before_the_run() -> None:
     )
 
 
+def test_more_available_devices_than_there_are_is_said_before_the_run() -> None:
+    (text,) = notices(fb.FedBCDI(device_step=0.05, available=9))
+    assert text.startswith("available=9, but no server has more than 4 devices")
+
+
 def test_penalty_steps_that_grow_are_named_before_the_run() -> None:
     (text,) = notices(fb.FedBCDI(device_step=0.05, penalty=2.5))
     assert text.startswith(

@@ -17,6 +17,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
 import fedbcd as fb
 from fedbcd.errors import FedBCDError
+from fedbcd.export import export_run
 
 X = [(torch.arange(12.0).reshape(4, 3) + i) / 15 for i in range(4)]
 Y = torch.tensor([0, 1, 0, 1])
@@ -167,8 +168,8 @@ DATA_OF_DEVICES: dict[str, tuple[Callable[[], Any], str]] = {
         "its targets are no numbers .*; number what they mean",
     ),
     "a frame with texts": (
-        lambda: run(devices=[(pd.DataFrame({"a": ["x"] * 4}), Y)]),
-        "its inputs are no numbers",
+        lambda: run(devices=[(pd.DataFrame({"a": [1.0] * 4, "town": ["x"] * 4}), Y)]),
+        "its inputs are no numbers in column 'town'; number what it means, or leave it out",
     ),
     "complex inputs": (lambda: inputs(lambda x: x + 0j), "its inputs are complex; give"),
     "sparse inputs": (lambda: inputs(torch.Tensor.to_sparse), r"are sparse; give .to_dense\(\)"),
@@ -502,6 +503,26 @@ CALLS: dict[str, tuple[Callable[[], Any], str]] = {
     "a replay of a run": (lambda: fb.replay(plain(), of()), "log = Run.* must be a text or a Path"),  # type: ignore[arg-type]
     "a replay of nothing": (lambda: fb.replay("nowhere", of()), "there is no event log at nowhere"),
     "a run that was not saved": (lambda: fb.Run.load("nowhere", of()), "nowhere holds no models"),
+    "a collate function for all": (
+        lambda: of(collate_fn=lambda samples: samples),
+        r"takes no 'collate_fn' \(it is fb.LazySamples\(data, collate=\.\.\.\), for each device\)",
+    ),
+    "a column that is not there": (
+        lambda: plain().history["accuracy"],
+        r"no column 'accuracy' \(did you mean 'global_accuracy'\?\); there are round, clock",
+    ),
+    "a picture in no folder": (
+        lambda: plain().plot("nowhere/run.png"),
+        "cannot write nowhere/run.png: No such file or directory; name a file in a folder",
+    ),
+    "a model by number": (
+        lambda: export_run("nowhere", 3),  # type: ignore[arg-type]
+        r"choice = 3 is no Choice; give Choice\(device=17\)",
+    ),
+    "an export of nothing": (
+        lambda: export_run("nowhere"),
+        "missing a required argument: 'choice'",
+    ),  # type: ignore[call-arg]
     "a run without its federation": (
         lambda: fb.Run.load("nowhere"),  # type: ignore[call-arg]
         "Run.load: missing a required argument: 'federation'",
@@ -588,6 +609,9 @@ def test_other_reasonable_things_work() -> None:
     ):
         run(**change)
     inputs(torch.Tensor.double)
+    mixed = run(devices=[(pd.DataFrame({"a": x[:, 0], "b": x[:, 1], "c": Y > 0}), Y) for x in X])
+    assert mixed.federation.pool.take(torch.tensor([1]))[0][0, 2] == 1.0
+    assert str(mixed).startswith("Run: fedbcd on the sync cloud, seed 0\nround")
     inputs(lambda x: (x * 15).byte())
     inputs(lambda x: x > 0.5)
     assert isinstance(plain().personal_model(np.int64(1)), nn.Module)  # type: ignore[arg-type]
@@ -665,6 +689,18 @@ def test_folders(tmp_path: Path) -> None:
     assert file.read_text() == "mine"
     assert fb.Run.load(str(out), of()).digest == plain().digest
     assert fb.replay(out, of())["digest"] == plain().digest
+
+
+def test_a_run_that_is_read_again_knows_how_it_was_trained(tmp_path: Path) -> None:
+    plain().save(tmp_path / "saved")
+    run = fb.Run.load(tmp_path / "saved", of())
+    assert run.spec is not None
+    assert run.spec.identity(of()) == plain().spec.identity(of())  # type: ignore[union-attr]
+    one = fb.personalise(run, DATA[0], steps=2)
+    assert torch.equal(one.x, fb.personalise(plain(), DATA[0], steps=2).x)
+    with pytest.raises(FedBCDError, match="does not name its data and model; give the federation"):
+        fb.personalise(tmp_path / "saved", DATA[0])
+    assert fb.Run.load(tmp_path / "saved", of(devices=DATA[::-1])).spec is None  # other data
 
 
 def test_data_that_are_fine_are_not_written_out(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -31,6 +31,7 @@ from fedbcd.protocol.messages import (
     Admit,
     AdoptModel,
     Command,
+    DeadlinePassed,
     Declined,
     DeviceId,
     DeviceJoined,
@@ -90,6 +91,8 @@ class Setup:
     devices: int  # per server, at the start
     active: int  # q
     at_once: int | None  # at work at the same time; None: as many as end a phase
+    least: int  # uploads that end a phase whose deadline has passed
+    spare: int  # devices that may work beyond those that are needed
     first: int  # B
     iterations: int  # K_z
     alike: bool
@@ -122,6 +125,7 @@ class Op(Enum):
     SLOW = "messages from and to a server are held up, or flow again"
     VANISH = "a device is out of reach, or back"
     GIVE_UP = "a server has waited too long for a device"
+    OVERDUE = "the deadline of a phase passes, of this one or of an earlier one"
     JOIN = "a new device, or one that left before"
     LEAVE = "a device goes for good"
 
@@ -137,6 +141,7 @@ class Books:
     total: Fraction = Fraction(0)  # their sum, kept by differences as the engines keep it
     phase: int = -1
     reported: int = -1  # the last phase that was reported
+    overdue: int = -1  # the last phase whose deadline has passed
     steps: int = 0  # of z_n in this phase
     owed: ModelRef | None = None  # w_n, mixed but not yet used
     counted: set[DeviceId] = field(default_factory=set)  # whose uploads this phase has
@@ -158,8 +163,10 @@ class Books:
         self.total -= self.copies.pop(device)
         assert self.total == sum(self.copies.values())
 
-    def enough(self, active: int) -> bool:
+    def enough(self, setup: Setup) -> bool:
         """Whether the phase may end."""
+        is_overdue = self.overdue == self.phase
+        active = min(setup.active, setup.least) if is_overdue else setup.active
         return len(self.counted) >= min(active, len(self.copies.keys() - self.excused))
 
 
@@ -214,7 +221,8 @@ class Network:
         members = [device for device, home in self.home.items() if home == n]
         setup = self.setup
         sync = setup.cloud is Cloud.SYNC
-        return Server(n, members, setup.active, setup.iterations, sync, setup.at_once)
+        rule = setup.at_once, setup.least, setup.spare
+        return Server(n, members, setup.active, setup.iterations, sync, *rule)
 
     def _make_device(self, device: DeviceId, start: Fraction) -> None:
         self.devices.setdefault(
@@ -257,6 +265,8 @@ class Network:
                 self.away ^= {device}
             case Op.GIVE_UP:
                 self._give_up(device)
+            case Op.OVERDUE:
+                self._overdue(number % len(self.servers), number % 3 == 0)
             case Op.JOIN:
                 self._join(number)
             case Op.LEAVE:
@@ -337,6 +347,13 @@ class Network:
             lost = DeviceLost(device=device, activation=self.granted[device])
             self.feed(server_actor(self.home[device]), lost)
 
+    def _overdue(self, n: ServerId, late: bool) -> None:
+        phase = self.servers[n].phase - late
+        if phase >= 0:
+            books = self.books[n]
+            books.overdue = max(books.overdue, phase)
+            self.feed(server_actor(n), DeadlinePassed(phase=phase))
+
     def _join(self, number: int) -> None:
         """A device that left comes back as it was; otherwise a new one comes, up to two."""
         if number % 2 and self.gone:
@@ -410,10 +427,10 @@ class Network:
             )
         machine = self._machine(actor)
         if isinstance(machine, Server) and machine.state is ServerState.COLLECTING:
-            assert not self.books[machine.server].enough(self.setup.active), (
+            assert not self.books[machine.server].enough(self.setup), (
                 "a phase waits for what cannot come"
             )
-            most = self.setup.at_once or self.setup.active
+            most = self.setup.at_once or self.setup.active + self.setup.spare
             assert len(machine.working) <= most, "more at work than may be"
         if self.setup.step == 0:
             assert self._mass() == self.mass, "mixing changed the mean of z"
@@ -590,7 +607,7 @@ class Network:
     def _report(self, ready: ServerReady) -> None:
         books = self.books[ready.server]
         if ready.phase > books.reported:
-            assert books.enough(self.setup.active), (
+            assert books.enough(self.setup), (
                 f"phase {ready.phase} ended with the uploads of {books.counted} only"
             )
             books.reported = ready.phase
@@ -603,7 +620,7 @@ class Network:
         assert command.model == books.model
         if books.owed is None:  # isolated
             assert self.setup.cloud is Cloud.RIGOROUS
-            assert books.enough(self.setup.active) or books.reported == books.phase
+            assert books.enough(self.setup) or books.reported == books.phase
             assert command.mixed == books.model, "an isolated server uses w_n = z_n"
         else:
             assert command.mixed == books.owed, "a server of the mix uses its w_n"
@@ -694,6 +711,8 @@ def setups(draw: st.DrawFn, cloud: Cloud) -> Setup:
         devices=draw(st.integers(1, 3)),
         active=active,
         at_once=None if more is None else active + more,
+        least=draw(st.integers(1, active)),
+        spare=draw(st.sampled_from([0, 0, 2])),
         first=draw(st.integers(1, servers)),
         iterations=draw(st.integers(1, 2)),
         alike=cloud is not Cloud.ASYNC or draw(st.booleans()),

@@ -122,8 +122,8 @@ def test_the_default_job_leaves_everything_that_happened(default: Path) -> None:
     }
 
 
-def test_the_default_job_is_played_with_three_seeds() -> None:
-    assert seeds_in(default_table()) == 3
+def test_the_default_job_is_played_with_five_seeds() -> None:
+    assert seeds_in(default_table()) == 5
 
 
 def test_without_out_a_new_folder_is_made_for_each_run(

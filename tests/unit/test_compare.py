@@ -15,9 +15,9 @@ from scipy import stats
 from torch import nn
 
 import fedbcd as fb
-from fedbcd.errors import ConfigError, RecordError
+from fedbcd.errors import ConfigError, FedBCDError, RecordError
 from fedbcd.experiments.compare import Line, comparison_of
-from fedbcd.experiments.comparison import paired_t, spread, wilcoxon
+from fedbcd.experiments.comparison import in_digits, paired_t, spread, wilcoxon
 from fedbcd.experiments.pool import Result, run_tasks
 from fedbcd.experiments.titles import by_what_differs, titles_of
 from fedbcd.record.history import History
@@ -277,6 +277,34 @@ def test_a_comparison_is_a_figure_with_bands(compared: fb.Comparison, tmp_path: 
     assert [line.get_label() for line in right.get_lines()] == ["Local", "FedAvg", "FedBCD"]
     assert len(left.collections) == 3
     assert left.get_ylabel() == "personal accuracy"
+
+
+def test_small_numbers_keep_their_digits_and_titles_are_escaped(compared: fb.Comparison) -> None:
+    assert in_digits(0.00042, 0.00003) == "0.00042 ± 3e-05"
+    assert in_digits(0.0, math.nan) == "0.000"
+    renamed = fb.Comparison({"a_{$5}": compared.results["Local"]}, ())
+    assert r"a\_\{\$5\} & " in renamed.to_latex()
+
+
+@pytest.mark.parametrize(
+    ("wrong", "says"),
+    [
+        (lambda c: c.to_latex("accuracy"), r"'accuracy' \(did you mean 'global_accuracy'\?\)"),
+        (lambda c: c.mean("Local", "acc"), "no column 'acc'; there are round, clock"),
+        (lambda c: c.plot(columns=["acc"]), "no column 'acc'"),
+        (lambda c: c.plot(axis="time"), "no column 'time'"),
+        (lambda c: c.reached(goal="high"), "goal = 'high' must be a number"),
+        (lambda c: c.plot("nowhere/c.png"), "cannot write nowhere/c.png: .* in a folder that is"),
+        (lambda c: c.to_csv("nowhere/c.csv"), "cannot write nowhere/c.csv"),
+        (lambda c: c.plot("c.xyz"), "'c.xyz' is no picture: Format 'xyz' is not supported"),
+        (lambda c: c.mean("local", "round"), r"no method is called 'local' \(did you mean 'Local'"),
+    ],
+)
+def test_what_a_comparison_does_not_have_is_a_sentence(
+    compared: fb.Comparison, wrong: Callable[[fb.Comparison], Any], says: str
+) -> None:
+    with pytest.raises(FedBCDError, match=says):
+        wrong(compared)
 
 
 def test_a_run_and_its_history_show_themselves(tmp_path: Path) -> None:

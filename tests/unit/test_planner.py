@@ -4,7 +4,7 @@ pilots, and one round explained.
 
 import math
 from dataclasses import replace
-from itertools import pairwise
+from itertools import combinations, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -327,6 +327,21 @@ def test_a_dynamic_graph_is_planned_for_as_it_is() -> None:
     found = run_pilots(job, [2], seeds=1)
     whole = fb.train(job.make_federation(), pilot_spec(job.spec, replace(ring, first=2), 10.0))
     assert found.pilots[0].scores[-1] == (whole.history.last.global_accuracy,)
+
+
+def test_a_plan_says_how_many_servers_of_a_mix_have_a_link() -> None:
+    """On a path of four servers whose links fail half of the time; counted in 3,000 mixes."""
+    path = fb.DynamicGraph([[(0, 1), (1, 2), (2, 3)], [(0, 3), (3, 0)]], 2, link_failure=0.5)
+    plan = make_plan({1: KnownTime(stats.expon())}, 4, cloud=path.name, links=path)
+    for row in plan.rows:
+        groups = [*combinations(range(4), row.first)]
+        met = [
+            sum(a > 0 for a in row_of) > 1
+            for k in range(3000)
+            for row_of in path.weights(k, groups[(k // 2) % len(groups)])
+        ]
+        assert row.linked == pytest.approx(np.mean(met), abs=4 * 0.5 / math.sqrt(3000))
+    assert [plan.rows[k].linked for k in (0, 3)] == [0.0, pytest.approx((0.625 + 0.25) / 2)]
 
 
 def test_a_mixing_matrix_is_not_planned_for_unless_another_cloud_is_named() -> None:

@@ -17,6 +17,7 @@ from fedbcd.protocol.messages import (
     Admit,
     AdoptModel,
     Command,
+    DeadlinePassed,
     Declined,
     DeviceId,
     DeviceJoined,
@@ -158,6 +159,44 @@ def test_at_once_more_work_than_end_a_phase() -> None:
     ]
 
 
+def test_a_phase_whose_deadline_has_passed_ends_with_those_that_have_come() -> None:
+    """At least `least` of them; who is still at work counts in the next phase, in which the
+    deadline of this one says nothing.
+    """
+    server = Server(3, [0, 1, 2, 4], active=3, least=2)
+    play(server, [Started(), asks(0), asks(1), asks(2), uploads(0)])
+    assert server.handle(DeadlinePassed(phase=0)) == []  # one is too few
+    assert server.handle(asks(4)) == []  # and two are at work already
+    assert server.handle(uploads(1)) == [absorb(1), acknowledge(1), report(0, 0, "z/3/0")]
+    assert server.handle(DeadlinePassed(phase=0)) == []
+    assert server.handle(mixed(0)) == [
+        step("w/0/0", 1),
+        OpenPhase(phase=1),
+        activate(4, 0, "z/3/1"),
+    ]
+    assert server.handle(DeadlinePassed(phase=0)) == []
+    assert server.handle(uploads(4)) == [absorb(4), acknowledge(4)]
+    assert server.handle(uploads(2)) == [absorb(2), acknowledge(2)]
+    assert server.handle(DeadlinePassed(phase=1)) == [report(1, 0, "z/3/1")]
+
+
+def test_a_server_lets_in_more_than_it_needs() -> None:
+    """The first of them end the phase; the others count in the next."""
+    server = Server(3, [0, 1, 2, 4], active=2, spare=1)
+    play(server, [Started(), asks(0), asks(1), asks(2), asks(4)])
+    assert [device for device, _ in server.working] == [0, 1, 2]
+    assert server.handle(uploads(2)) == [absorb(2), acknowledge(2)]
+    assert server.handle(uploads(0)) == [absorb(0), acknowledge(0), report(0, 0, "z/3/0")]
+    assert server.handle(uploads(1)) == [acknowledge(1)]
+    assert server.handle(mixed(0)) == [
+        step("w/0/0", 1),
+        OpenPhase(phase=1),
+        absorb(1),
+        activate(4, 0, "z/3/1"),
+    ]
+    assert server.places == 1
+
+
 ROWS: list[tuple[ServerState, Event, list[Command], ServerState]] = [
     (S.NEW, Started(), [OpenPhase(phase=0)], S.COLLECTING),
     # devices
@@ -165,6 +204,8 @@ ROWS: list[tuple[ServerState, Event, list[Command], ServerState]] = [
     (S.COLLECTING, uploads(2), [absorb(2), acknowledge(2)], S.COLLECTING),
     (S.COLLECTING, withdrawn(2), [decline(2)], S.COLLECTING),
     (S.COLLECTING, lost(2), [], S.COLLECTING),
+    (S.COLLECTING, DeadlinePassed(phase=0), [], S.COLLECTING),
+    (S.WAITING, DeadlinePassed(phase=1), [], S.WAITING),
     (S.COLLECTING, DeviceJoined(device=9), [Admit(device=9, model="z/3/1")], S.COLLECTING),
     (S.COLLECTING, DeviceLeft(device=2), [Dismiss(device=2)], S.COLLECTING),
     (S.WAITING, asks(0, 1), [], S.WAITING),

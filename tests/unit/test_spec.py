@@ -48,6 +48,10 @@ OTHER: dict[str, tuple[Any, Any]] = {
         fb.Churn(0.02, 0.01, 20),
         {"joins": 0.02, "leaves": 0.01, "rounds": 20},
     ),
+    "deadline": (
+        fb.Deadline(60.0, 2, 1),
+        {"after": 60.0, "least": 2, "spare": 1},
+    ),
     "dtype": (torch.float64, "float64"),
     "max_batch": (1, 1),
     "storage": (torch.bfloat16, "bfloat16"),
@@ -187,6 +191,7 @@ DEPLOYED = (
     "clock",
     "active",
     "availability",
+    "deadline",
     "seed",
     "max_batch",
     "uploads",

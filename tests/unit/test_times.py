@@ -100,6 +100,12 @@ def test_traces_are_of_each_device_or_server(tmp_path: Path) -> None:
     assert servers.tolist() == [2.0] * 10 + [4.0] * 10
 
 
+def test_a_table_of_other_columns_says_which_it_has(tmp_path: Path) -> None:
+    (tmp_path / "t.csv").write_text("phone,seconds\n3,7\n")
+    with pytest.raises(ConfigError, match="device or server, and seconds: it names phone, seconds"):
+        parse(job_table(clock={"step": {"name": "traces", "file": str(tmp_path / "t.csv")}}))
+
+
 def test_traces_of_a_hundred_thousand_times_are_drawn_from_at_once() -> None:
     """What belongs to whom is found when they are read, not in every draw (then a minute)."""
     values = [(k % 100, float(k)) for k in range(100_000)]
@@ -170,6 +176,14 @@ def test_what_only_events_can_tell_is_not_drawn_ahead(clock: fb.Clock, why: str 
         ({"day": 24}, "clock.day = 24 must be a Day; e.g. { period = 24, night = 3 }"),
         ({"bandwidth": 1e5}, "must be a Bandwidth; e.g. { down = 1e6, up = 2e5 }"),
         ({"classes": {"share": 0.2}}, "must be a list; e.g. [{ share = 0.2, step = 5 }]"),
+        (
+            {"classes": [{"devices": [3], "step": 2}, {"share": 0.02, "step": 5}]},
+            "share=0.02 of the 15 devices that no class names is nobody; use a larger share",
+        ),
+        (
+            {"classes": [{"devices": [3], "transfer": 10}]},
+            "transfer=10 is a factor of clock.bandwidth, and there is none; add bandwidth",
+        ),
         ({"step": {"name": "trace"}}, "[clock.step] needs values, e.g. values = [1.5, 2.0]"),
         ({"dropout": 1.0}, "clock.dropout=1.0 must be 0 or more and below 1"),
         ({"speeds": {"name": "constant", "value": 0}}, "clock.speeds gives a factor of 0"),

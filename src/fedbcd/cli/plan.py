@@ -32,7 +32,7 @@ from fedbcd.cli.overrides import read_jobs
 from fedbcd.config import choose
 from fedbcd.errors import ConfigError, RecordError
 from fedbcd.experiments.job import Job
-from fedbcd.protocol.clouds import AsyncCloud, GraphCloud
+from fedbcd.protocol.clouds import AsyncCloud, DynamicGraph, GraphCloud
 from fedbcd.record.runfolder import writing_to
 from fedbcd.schedule.delays import DELAYS
 
@@ -54,6 +54,8 @@ LARGE_N = """F^-1, sd: mean and standard deviation of tau_(B) by eq. (8); r: exa
 eq. 8: r as F^-1(beta) / F^-1(1 - 1/N); limit: the paper's closed form, for Weibull times or a
 finite support; off: relative to r"""
 Row = TypeVar("Row", "PlanRow", "LargeN")
+LINKED = """linked: of the servers in a mix, those with a link to another that is there, where all
+servers are alike; the rest step from their own model"""
 NO_BARS = (
     "+- is -: these times have no finite variance, so a sampled mean has no error bar and is likely"
     " too short; B = all is exact"
@@ -161,6 +163,7 @@ def plan_command(
             cloud=chosen,
             rounds=rounds,
             clock_seconds=clock_seconds,
+            links=_links(job, chosen),
         )
     _show_plan(screen, plan, fits, job, large_n)
     recommendation, interrupted = None, False
@@ -243,6 +246,11 @@ def _cloud(screen: Console, job: Job | None, named: str | None) -> str:
     if isinstance(job.spec.cloud, GraphCloud):
         say(f"the mixing matrix of {job.name} is replaced by the {chosen} cloud", screen)
     return chosen
+
+
+def _links(job: Job | None, cloud: str) -> DynamicGraph | None:
+    own = None if job is None else job.spec.cloud
+    return own if isinstance(own, DynamicGraph) and own.name == cloud else None
 
 
 def _from_job(job: Job, actives: Sequence[int] | None) -> "dict[PerServer, ServerTime]":
@@ -397,6 +405,8 @@ def _show_plan(
     )
     show(_plan_table(plan, title), screen)
     say(LEGEND, screen)
+    if _has_links(plan):
+        say(LINKED, screen)
     if plan.slowest:
         say(plan.slowest, screen)
     if not plan.has_bars:
@@ -419,6 +429,7 @@ def _plan_table(plan: "Plan", title: str) -> Grid:
         "steps/h",
         "age",
         "old",
+        *["linked"] * _has_links(plan),
     ]
     table = table_of(*names, title=title)
     for row in _some(plan.rows):
@@ -431,8 +442,13 @@ def _plan_table(plan: "Plan", title: str) -> Grid:
         ]
         rates = [f"{row.rounds_per_hour:.0f}", f"{row.updates_per_hour:.0f}"]
         ages = [f"{row.staleness:.1f}", f"{row.staleness_high:.0f}"] if row.beta < 1 else ["-", "-"]
+        ages += [] if row.linked is None else [f"{row.linked:.0%}"]
         table.add_row(*[str(row.active)] * several, str(row.first), *numbers, *rates, *ages)
     return table
+
+
+def _has_links(plan: "Plan") -> bool:
+    return plan.rows[0].linked is not None
 
 
 def _large_n_table(plan: "Plan") -> Grid:

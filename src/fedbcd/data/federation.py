@@ -548,3 +548,4 @@ def _grouped(servers: Any) -> Any:
 
 for name in ("model", "loss", "devices", "servers", "test", "metrics", "transform", "augment"):
     PLACES[name] = f"fb.Federation(..., {name}=...)"
+PLACES["collate"] = "fb.LazySamples(data, collate=...), for each device"

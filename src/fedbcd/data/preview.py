@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fedbcd.config import writing_file
 from fedbcd.data.manifest import Partition, hash_of_indices
 from fedbcd.data.samples import LoadedDataset
 from fedbcd.errors import ConfigError
@@ -84,6 +85,15 @@ def figure_of(size: tuple[float, float], columns: int = 1, **shared: Any) -> tup
         raise ConfigError(
             "a picture needs matplotlib; pip install 'fedbcd[report]' brings it"
         ) from None
+
+
+def save_figure(figure: Any, path: str | Path) -> None:
+    """As a file of the kind that its name ends with."""
+    with writing_file(path):
+        try:
+            figure.savefig(path, dpi=130)
+        except ValueError as error:
+            raise ConfigError(f"path = {str(path)!r} is no picture: {error}") from None
 
 
 def tidy(axes: Any) -> None:

@@ -39,7 +39,7 @@ def tensor_of(value: Any, what: str) -> Tensor:
 
 def _as_tensor(value: Any, what: str) -> Tensor:
     if hasattr(value, "to_numpy"):  # of pandas and its kin
-        value = value.to_numpy()
+        value = _of_frame(value, what)
     if isinstance(value, list | tuple) and value:
         if all(isinstance(each, Tensor) for each in value):
             value = torch.stack([each.detach() for each in value])
@@ -59,6 +59,21 @@ def _as_tensor(value: Any, what: str) -> Tensor:
             f"its {what} ({type(value).__name__}) cannot be made a tensor: {reason}; give numbers,"
             " of one shape for each sample"
         ) from None
+
+
+def _of_frame(frame: Any, what: str) -> Any:
+    """Its numbers; truth values beside numbers are 0 and 1."""
+    found = frame.to_numpy()
+    columns = getattr(frame, "columns", ())
+    if found.dtype != object or not len(columns):
+        return found
+    texts = [name for name in columns if np.asarray(frame[name]).dtype.kind not in "biuf"]
+    if texts:
+        raise DataError(
+            f"its {what} are no numbers in column {texts[0]!r}; number what it means, or leave it"
+            " out"
+        )
+    return np.stack([np.asarray(frame[name], dtype=np.float64) for name in columns], axis=1)
 
 
 def labels_as_int64(targets: Tensor) -> Tensor:

@@ -27,6 +27,7 @@ SHAPING = (
     "joins",
     "leaves",
     "churn",
+    "deadline",
 )  # parts of the identity
 
 

@@ -158,18 +158,22 @@ class Replaying:
 
 def recorded_spec(reader: LogReader, federation: Federation) -> RunSpec:
     """The run in the head of a log, if it belongs to this federation."""
+    return spec_of(reader.header.get("identity"), reader.path, federation)
+
+
+def spec_of(identity: Any, path: Path, federation: Federation) -> RunSpec:
+    """The run of an identity that is kept in this file."""
     try:
-        spec = RunSpec.from_identity(reader.header["identity"])
+        spec = RunSpec.from_identity(identity)
     except ConfigError as error:
-        raise RecordError(f"{reader.path} records a run that cannot be: {error}") from None
+        raise RecordError(f"{path} records a run that cannot be: {error}") from None
     except (KeyError, TypeError, ValueError) as error:
         raise RecordError(
-            f"{reader.path} does not say how its run was set up ({error}); it is not a log of this"
-            " version"
+            f"{path} does not say how its run was set up ({error}); it is not of this version"
         ) from None
-    if reader.header["identity"] != json.loads(json.dumps(spec.identity(federation))):
+    if identity != json.loads(json.dumps(spec.identity(federation))):
         raise RecordError(
-            f"{reader.path} was recorded with other data, other servers or another model than the"
+            f"{path} was recorded with other data, other servers or another model than the"
             " federation given"
         )
     spec.check(federation)

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
 from html import escape
@@ -15,11 +16,13 @@ from fedbcd.algorithm.params import Layout, names_in
 from fedbcd.compute.rows import ManyModels, Rows, SomeRows
 from fedbcd.config import called, convert
 from fedbcd.data.federation import Federation, check_federation
-from fedbcd.data.preview import COLOURS, figure_of, tidy
+from fedbcd.data.preview import COLOURS, figure_of, save_figure, tidy
 from fedbcd.engines.environment import environment
-from fedbcd.errors import ConfigError, RecordError
+from fedbcd.engines.replay import recorded_spec, spec_of
+from fedbcd.errors import ConfigError, FedBCDError, RecordError
+from fedbcd.record.eventlog import LogReader
 from fedbcd.record.history import DeviceTable, History, Row
-from fedbcd.record.names import DEVICES, HISTORY, MODELS
+from fedbcd.record.names import DEVICES, HISTORY, LOG, MODELS
 from fedbcd.record.runfolder import writing_to
 from fedbcd.record.tensorfile import read_tensors, write_tensors
 from fedbcd.spec import RunSpec
@@ -192,14 +195,22 @@ class Run(Models):
         axes.legend(frameon=False)
         tidy(axes)
         if path is not None:
-            figure.savefig(path, dpi=130)
+            save_figure(figure, path)
         return figure
 
-    def _repr_html_(self) -> str:
+    def _in_words(self) -> str:
         s = self.summary
         done = "" if self.finished else ", stopped"
-        what = f"{s.get('algorithm')} on the {s.get('cloud')} cloud, seed {s.get('seed')}{done}"
-        return f"<p>{escape(what)}</p>{self.history._repr_html_()}"
+        return f"{s.get('algorithm')} on the {s.get('cloud')} cloud, seed {s.get('seed')}{done}"
+
+    def __repr__(self) -> str:
+        return f"Run({self._in_words()})"
+
+    def __str__(self) -> str:
+        return f"{self._in_words()}\n{self.history!r}"
+
+    def _repr_html_(self) -> str:
+        return f"<p>{escape(self._in_words())}</p>{self.history._repr_html_()}"
 
     def save(self, folder: str | Path) -> None:
         path = Path(convert(folder, str | Path, "folder"))
@@ -215,6 +226,8 @@ class Run(Models):
             "names": json.dumps(names_in(self.federation.make_model(0))),
             "fedbcd_models": "1",
         }
+        if self.spec is not None:
+            summary["identity"] = json.dumps(self.spec.identity(self.federation))
         write_models(path / MODELS, self.personal_NF, self.global_VF, summary)
         if self.best is not None:
             self.best.save(path)
@@ -249,9 +262,19 @@ class Run(Models):
         history = History.read_csv(path / HISTORY).known_by(metadata)
         run = cls(federation, history, x, z, summary, scores, finished, global_scores)
         run.best = _best_in(path, run)
+        run.spec = _spec_in(path, metadata, federation)
         if (path / DEVICES).exists():  # earlier versions wrote none
             run.devices = DeviceTable.read_csv(path / DEVICES)
         return run
+
+
+def _spec_in(folder: Path, metadata: Mapping[str, str], federation: Federation) -> RunSpec | None:
+    """How a run was set up; None where its folder does not say, or says it of other data."""
+    with suppress(FedBCDError, ValueError):
+        if "identity" in metadata:
+            return spec_of(json.loads(metadata["identity"]), folder / MODELS, federation)
+        return recorded_spec(LogReader(folder / LOG), federation)
+    return None
 
 
 def _best_in(folder: Path, run: Run) -> Best | None:

@@ -52,6 +52,7 @@ from fedbcd.record.stopping import Plateau
 from fedbcd.schedule.arrays import Outline, why_not_ahead
 from fedbcd.schedule.availability import Availability, PerServer
 from fedbcd.schedule.churn import Churn
+from fedbcd.schedule.deadline import Deadline
 from fedbcd.schedule.delays import Clock
 from fedbcd.schedule.driver import Driver
 from fedbcd.schedule.events import Schedule, Simulation
@@ -72,6 +73,7 @@ def train(
     leaves: Mapping[int, int] | None = None,
     availability: Availability | None = None,
     churn: Churn | None = None,
+    deadline: Deadline | None = None,
     dtype: torch.dtype | None = None,
     max_batch: int | None = None,
     storage: torch.dtype | None = None,

@@ -39,6 +39,7 @@ def make_machines(spec: RunSpec, federation: Federation) -> Machines:
         method.offline_limit,
         set(spec.changes(federation)[0]),
         method.at_once,
+        spec.deadline,
     )
 
 
@@ -46,7 +47,8 @@ def make_schedule(spec: RunSpec, federation: Federation) -> Schedule:
     active = spec.active_of(federation)
     method = spec.method_of(federation)
     sent, changes = spec.sent(federation), spec.changes(federation)
-    return Schedule(method, spec.clock, spec.seed, active, *changes, sent, spec.availability)
+    rules = spec.availability, spec.deadline
+    return Schedule(method, spec.clock, spec.seed, active, *changes, sent, *rules)
 
 
 def make_reader(

@@ -36,6 +36,7 @@ def setting_warnings(federation: Federation, spec: RunSpec, numbers: Numbers) ->
     found = (
         _graph(spec),
         alone,
+        _available(federation, numbers),
         _penalty(numbers),
         _step(federation, numbers),
         *numbers.trainer.doubts,
@@ -94,6 +95,17 @@ def never_mixes(cloud: Cloud, servers: int) -> str | None:
     return (
         f"the {cloud.name} cloud with first=1 never mixes: none of the {servers} servers hears of"
         " another; use first=2 or more"
+    )
+
+
+def _available(federation: Federation, numbers: Numbers) -> str | None:
+    """More available devices than any server has."""
+    wanted, most = numbers.method.available, max(map(len, federation.servers))
+    if wanted is None or wanted <= most:
+        return None
+    return (
+        f"available={wanted:g}, but no server has more than {most} devices: all of them are"
+        f" available in each round; use available <= {most}, or leave it out for 0.8 of the members"
     )
 
 

@@ -15,12 +15,21 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from fedbcd.algorithm.method import Facts, Method
-from fedbcd.config import nearest
+from fedbcd.config import convert, nearest, writing_file
 from fedbcd.describe import flat
 from fedbcd.errors import ConfigError
 from fedbcd.experiments.figures import draw_bands
 from fedbcd.experiments.pool import Result
-from fedbcd.record.history import ENDS, PLACE, WORK, History, better_of, column_of, in_words
+from fedbcd.record.history import (
+    ENDS,
+    PLACE,
+    WORK,
+    History,
+    UnknownColumn,
+    better_of,
+    column_of,
+    in_words,
+)
 from fedbcd.record.html import html_table
 
 if TYPE_CHECKING:
@@ -110,7 +119,7 @@ class Comparison:
     def values(self, title: str, column: str) -> list[float]:
         """Of every seed, at the end; NaN where a run has no such number."""
         if column not in self.columns:
-            raise KeyError(f"no column {column!r}; there are {', '.join(self.columns)}")
+            raise UnknownColumn(column, self.columns)
         return [_ends(result).get(column, math.nan) for result in self._of(title)]
 
     def mean(self, title: str, column: str) -> float:
@@ -132,7 +141,7 @@ class Comparison:
         column: personal models by the first measure.
         """
         column = column or _one_of(self).ends[0]
-        goal = self.common(column) if goal is None else goal
+        goal = self.common(column) if goal is None else float(convert(goal, float, "goal"))
         found = {}
         for title, results in self.results.items():
             rows = [_first(result, column, goal, _is_lower(self, column)) for result in results]
@@ -199,7 +208,7 @@ class Comparison:
 
     def to_latex(self, *columns: str, path: str | Path | None = None) -> str:
         """The same as a tabular of LaTeX."""
-        head, *rows = cells_of(self, columns, r" $\pm$ ")
+        head, *rows = cells_of(self, columns, " ± ")
         body = [" & ".join(map(_escaped, line)) + r" \\" for line in (head, *rows)]
         begin = r"\begin{tabular}{l" + "r" * (len(head) - 1) + "}"
         lines = [begin, r"\hline", body[0], r"\hline", *body[1:], r"\hline", r"\end{tabular}"]
@@ -372,17 +381,22 @@ def aligned(lines: Sequence[Sequence[str]]) -> str:
     )
 
 
+SMALL = 0.01  # below, three decimals would leave nothing
+
+
 def in_digits(mean: float, deviation: float, between: str = " ± ") -> str:
-    """Three decimals of scores, whole numbers of what is large."""
+    """Three decimals of scores, whole numbers of what is large, three digits of what is small."""
+    if 0 < abs(mean) < SMALL:
+        return f"{mean:.3g}" if math.isnan(deviation) else f"{mean:.3g}{between}{deviation:.2g}"
     digits = 3 if abs(mean) < 10 else 1 if abs(mean) < 100 else 0
     text = f"{mean:.{digits}f}"
     return text if math.isnan(deviation) else f"{text}{between}{deviation:.{digits}f}"
 
 
 def _escaped(text: str) -> str:
-    for sign in "&%_#":
+    for sign in "&%_#${}":
         text = text.replace(sign, f"\\{sign}")
-    return text
+    return text.replace(" ± ", r" $\pm$ ")
 
 
 def _piped(cells: Sequence[str]) -> list[str]:
@@ -391,5 +405,6 @@ def _piped(cells: Sequence[str]) -> list[str]:
 
 def _written(text: str, path: str | Path | None) -> str:
     if path is not None:
-        Path(path).write_text(text)
+        with writing_file(path):
+            Path(path).write_text(text)
     return text

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from fedbcd.data.preview import COLOURS, drawn, figure_of, tidy
+from fedbcd.data.preview import COLOURS, drawn, figure_of, save_figure, tidy
 from fedbcd.experiments.claims import ClaimVerdict
 from fedbcd.experiments.paper import Panel
 from fedbcd.experiments.pool import Result
@@ -73,7 +73,7 @@ def draw_bands(
         place.set_ylabel(in_words(column))
     figure.suptitle(_seeds(runs), fontsize=11)
     if path is not None:
-        figure.savefig(path, dpi=130)
+        save_figure(figure, path)
     return figure
 
 

@@ -569,10 +569,13 @@ def _delay(table: Any, where: str) -> Any:
 def _traces(path: Path, where: str) -> dict[str, Any]:
     try:
         with path.open(newline="", encoding="utf-8") as file:
-            rows = [*csv.DictReader(file)]
-        by = "device" if rows and "device" in rows[0] else "server"
-        values = [[int(row[by]), float(row["seconds"])] for row in rows]
-    except (OSError, KeyError, TypeError, ValueError) as error:
+            table = csv.DictReader(file)
+            named = table.fieldnames or ()
+            by = "device" if "device" in named else "server"
+            if not {by, "seconds"} <= {*named}:
+                raise ValueError(f"it names {', '.join(named) or 'nothing'}")
+            values = [[int(row[by]), float(row["seconds"])] for row in table]
+    except (OSError, TypeError, ValueError) as error:
         raise ConfigError(
             f"{where}.file = {str(path)!r} is not a table (CSV) whose first line names the columns"
             f" device or server, and seconds: {error}"

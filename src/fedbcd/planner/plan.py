@@ -3,8 +3,11 @@ servers get that are left out.
 """
 
 import math
+from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
+from math import comb
+from statistics import mean
 
 import numpy as np
 
@@ -52,6 +55,8 @@ class PlanRow:
     updates_per_hour: float  # server steps after a mix: B times as many
     staleness: float  # rounds since its last mix, of a server that is left out: mean
     staleness_high: float  # and what 95 in 100 stay below or at
+    # of the servers in a mix, how many have a link to another that is there; None: all hear of all
+    linked: float | None = None
 
 
 @dataclass(frozen=True)
@@ -82,12 +87,14 @@ def make_plan(
     rounds: int = 100,
     clock_seconds: float = 1.0,
     seed: int = 0,
+    links: DynamicGraph | None = None,
 ) -> Plan:
     """The plan for every q of `sources` (q -> server time) and every B of `firsts` (default: see
     `every_first`).
 
     rounds         rigorous cloud only: how many rounds the run is to have
     clock_seconds  seconds that one unit of the clock stands for
+    links          of a dynamic graph, along which servers mix
     """
     _check(servers, clock_seconds, rounds, cloud)
     chosen = every_first(servers) if firsts is None else sorted(set(firsts))
@@ -119,7 +126,7 @@ def make_plan(
     return Plan(
         cloud,
         servers,
-        tuple(rows),
+        tuple(rows) if links is None else tuple(_linked(row, links, servers) for row in rows),
         means[0],
         clock_seconds,
         deviation(law),
@@ -127,6 +134,22 @@ def make_plan(
         by_server,
         slowest,
     )
+
+
+def _linked(row: PlanRow, links: DynamicGraph, servers: int) -> PlanRow:
+    """With how many servers of a mix have somebody to mix with. Of a server with d links, the B - 1
+    others are any of N - 1 (alike as they are), and each link fails by itself.
+    """
+    others, alone = row.first - 1, []
+    for edges in links.edges:
+        degree = Counter(n for link in set(edges) for n in link)
+        for d in (degree[n] for n in range(servers)):
+            none = sum(
+                comb(d, k) * comb(servers - 1 - d, others - k) * links.link_failure**k
+                for k in range(min(d, others) + 1)
+            )
+            alone.append(none / comb(servers - 1, others))
+    return replace(row, linked=1 - mean(alone))
 
 
 def _by_server(source: ServerTime, servers: int, seed: int) -> tuple[tuple[float, ...], str]:

@@ -12,15 +12,20 @@ import numpy as np
 import numpy.typing as npt
 from scipy import stats
 
+from fedbcd.engines.setup import make_machines, make_schedule
 from fedbcd.errors import ConfigError, RecordError
 from fedbcd.experiments.job import Job
 from fedbcd.planner.order_statistics import Distribution, Empirical, check_mean, uniforms
 from fedbcd.planner.record import Record, RecordedPhase
+from fedbcd.record.timeline import Timeline
 from fedbcd.schedule.availability import PerServer, at_server
 from fedbcd.schedule.delays import Clock, Floats, Ints
+from fedbcd.schedule.driver import Driver
+from fedbcd.schedule.events import Simulation
 from fedbcd.schedule.times import Times
 
 DEVICES_AT_ONCE = 2**20  # devices whose times are drawn at once: about 50 MB
+PLAYED = 1000  # phases of a schedule that has no formula
 LARGEST_U = 1 - 2.0**-53
 # What is fitted to a log beside the exponential, and where among scipy's (shape, location, scale)
 # our parameters stand.
@@ -198,8 +203,10 @@ def with_losses(
     return end
 
 
-def device_model(job: Job, active: PerServer | None = None) -> DeviceModel | DifferingDevices:
-    """The device model of a job; with FedBCD-I only the available devices can arrive."""
+def device_model(job: Job, active: PerServer | None = None) -> ServerTime:
+    """The device model of a job; with FedBCD-I only the available devices can arrive. Phases with a
+    deadline depend on those before, so these are played.
+    """
     for name, value in (
         ("at_once", job.method.at_once),
         ("availability", job.spec.availability),
@@ -210,6 +217,8 @@ def device_model(job: Job, active: PerServer | None = None) -> DeviceModel | Dif
                 " from the log of a run"
             )
     q = job.active if active is None else active
+    if job.spec.deadline is not None:
+        return RecordedTime(_played(job, q))
     lengths = job.method.pull_steps or job.method.steps  # or passes, as they are drawn
     each = job.federation.devices
     if not (isinstance(each, int) and isinstance(q, int) and job.spec.clock.is_alike):
@@ -217,6 +226,19 @@ def device_model(job: Job, active: PerServer | None = None) -> DeviceModel | Dif
         times, available = job.spec.times(federation), job.method.available_of
         return DifferingDevices(times, federation.servers, q, lengths, available)
     return DeviceModel(job.spec.clock, job.method.available_of(each), q, lengths)
+
+
+def _played(job: Job, active: PerServer) -> "Observed":
+    """The phases of the job's own schedule, with `active` uploads each, without any tensor."""
+    federation, timeline = job.make_federation(), Timeline()
+    spec = job.spec.changed({"active": active})
+    driver = Driver(make_machines(spec, federation), None, timeline)
+    simulation = Simulation(driver, make_schedule(spec, federation))
+    while len(timeline.phases) < PLAYED:
+        simulation.play_round()
+    opened, ended = np.array(timeline.phases.opened), np.array(timeline.phases.ended)
+    seen = (ended >= 0) | (opened < timeline.now)
+    return Observed((np.where(ended >= 0, ended, timeline.now) - opened)[seen], ended[seen] >= 0)
 
 
 @dataclass(frozen=True)

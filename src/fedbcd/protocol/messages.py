@@ -212,6 +212,15 @@ class DeviceLost(Event):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class DeadlinePassed(Event):
+    """This phase has waited for as long as it may: the least number of uploads ends it from now
+    on.
+    """
+
+    phase: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceJoined(Event):
     """A new member; it starts from the server's model."""
 

@@ -18,6 +18,7 @@ from fedbcd.protocol.messages import (
     Admit,
     AdoptModel,
     Command,
+    DeadlinePassed,
     Declined,
     DeviceId,
     DeviceJoined,
@@ -61,6 +62,9 @@ class Server:
     """One server: its members (Q_n), the number of uploads that ends a phase (q = `active`), K_z =
     `iterations`, and how many may work at once: as many as still end the phase, or `at_once`, of
     whom some then begin in one phase and count in a later one.
+
+    A phase whose deadline has passed ends with `least` uploads; `spare` more devices than it needs
+    may work. Who is at work when a phase ends counts in a later one as well.
     """
 
     def __init__(
@@ -71,10 +75,13 @@ class Server:
         iterations: int = 1,
         sync: bool = False,
         at_once: int | None = None,
+        least: int = 1,
+        spare: int = 0,
     ) -> None:
         self.server = server
         self.active = active
         self.at_once = at_once
+        self.least, self.spare = least, spare
         self.iterations = iterations
         self.sync = sync
         self.state = ServerState.NEW
@@ -83,6 +90,7 @@ class Server:
         self.model: ModelRef = self._first_model()
         self._version = 0
         self._isolated_through = -1
+        self._is_overdue = False  # the deadline of this phase has passed
         self._counted: set[DeviceId] = set()  # whose uploads this phase has; a device counts once
         self._excused: set[DeviceId] = (
             set()
@@ -119,6 +127,11 @@ class Server:
         return len(self._counted)
 
     @property
+    def barred(self) -> frozenset[DeviceId]:
+        """Who has had its turn in this phase: it counts, or has come to nothing."""
+        return frozenset(self._counted | self._excused)
+
+    @property
     def working(self) -> tuple[tuple[DeviceId, int], ...]:
         """The devices that are busy with an activation, each with its number."""
         return tuple((device, activated.activation) for device, activated in self._working.items())
@@ -128,7 +141,9 @@ class Server:
         """How many more devices this phase can let in."""
         if self.state is not ServerState.COLLECTING:
             return 0
-        most = self._needed() - self.received if self.at_once is None else self.at_once
+        most = self.at_once
+        if most is None:
+            most = self._needed() - self.received + self.spare
         return max(most - len(self._working), 0)
 
     def last_of(self, device: DeviceId) -> int | None:
@@ -199,7 +214,7 @@ class Server:
         the next phase.
         """
         commands: list[Command] = []
-        barred = self._counted | self._excused
+        barred = self.barred
         for device in [device for device in self._asking if device not in barred][: self.places]:
             self._working[device] = Activated(activation=self._asking.pop(device), model=self.model)
             commands.append(Send(to=device_actor(device), message=self._working[device]))
@@ -400,7 +415,7 @@ class Server:
     def _needed(self) -> int:
         """How many uploads end the phase: q, or all that can still come."""
         return min(
-            self.active,
+            min(self.active, self.least) if self._is_overdue else self.active,
             (
                 sum(device not in self._excused for device in self._last)
                 if self._excused
@@ -417,6 +432,7 @@ class Server:
         held, self._held = self._held, []
         self._counted = {device for device, _ in held}
         self._excused = set()
+        self._is_overdue = False
         absorbs = [Absorb(device=device, activation=activation) for device, activation in held]
         return [
             OpenPhase(phase=self.phase),
@@ -438,11 +454,12 @@ class Server:
         )
         return Send(to=COORDINATOR, message=ready)
 
-    def _retry(self, _: Event) -> list[Command]:
-        return [self._report()]
-
-    def _ignore(self, _: Event) -> list[Command]:
-        return []
+    def _deadline_passed(self, event: Event) -> list[Command]:
+        assert isinstance(event, DeadlinePassed)
+        if event.phase != self.phase:
+            return []  # that phase has ended meanwhile
+        self._is_overdue = True
+        return self._end_if_complete()
 
     # ---------------------------------------------------------------------------------------------
     # the cloud
@@ -528,6 +545,8 @@ TRANSITIONS: Mapping[tuple[ServerState, type[Event]], Callable[[Server, Event], 
         for state in (_S.COLLECTING, _S.WAITING)
         for event, handler in _ANSWERS.items()
     },
-    (_S.COLLECTING, RetryDue): Server._ignore,
-    (_S.WAITING, RetryDue): Server._retry,
+    (_S.COLLECTING, DeadlinePassed): Server._deadline_passed,
+    (_S.WAITING, DeadlinePassed): lambda _server, _event: [],
+    (_S.COLLECTING, RetryDue): lambda _server, _event: [],
+    (_S.WAITING, RetryDue): lambda server, _event: [server._report()],
 }

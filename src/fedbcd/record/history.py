@@ -9,8 +9,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self, overload
 
-from fedbcd.config import nearest
-from fedbcd.errors import RecordError
+from fedbcd.config import nearest, writing_file
+from fedbcd.errors import ConfigError, RecordError
 from fedbcd.record.html import html_table
 
 if TYPE_CHECKING:
@@ -113,7 +113,7 @@ class Row(Mapping[str, float]):
         try:
             return self._values[name]
         except KeyError:
-            raise KeyError(no_column(name, self._values)) from None
+            raise UnknownColumn(name, self._values) from None
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("_"):
@@ -121,7 +121,7 @@ class Row(Mapping[str, float]):
         try:
             return self._values[name]
         except KeyError:
-            raise AttributeError(no_column(name, self._values)) from None
+            raise AttributeError(str(UnknownColumn(name, self._values))) from None
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._values)
@@ -173,7 +173,7 @@ class Table(Sequence[Row]):
 
     def column(self, name: str) -> list[float]:
         if name not in self.columns:
-            raise KeyError(no_column(name, self.columns))
+            raise UnknownColumn(name, self.columns)
         return [row.get(name, math.nan) for row in self._rows]
 
     @property
@@ -188,9 +188,9 @@ class Table(Sequence[Row]):
         rows = [[row.get(name, math.nan) for name in columns] for row in self._rows]
         return pandas.DataFrame(rows, columns=list(columns))
 
-    def write_csv(self, path: Path) -> None:
+    def write_csv(self, path: str | Path) -> None:
         """Write as CSV; floats in full precision."""
-        with path.open("w", newline="") as file:
+        with writing_file(path), Path(path).open("w", newline="") as file:
             writer = csv.writer(file)
             columns = self.columns
             writer.writerow(columns)
@@ -353,9 +353,16 @@ class DeviceTable(Table):
     begins = whole
 
 
-def no_column(name: str, columns: Iterable[str]) -> str:
-    columns = tuple(columns)
-    return f"no column {name!r}{nearest(name, columns)}; there are {', '.join(columns)}"
+class UnknownColumn(ConfigError, KeyError):
+    """A table has no such column."""
+
+    def __init__(self, name: str, columns: Iterable[str]) -> None:
+        super().__init__(name, tuple(columns))
+
+    def __str__(self) -> str:
+        name, columns = self.args
+        there = f"; there are {', '.join(columns)}"
+        return f"no column {name!r}{nearest(str(name), columns)}{there}"
 
 
 def _with_certificates(values: Mapping[str, float]) -> Row:

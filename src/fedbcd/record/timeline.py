@@ -387,6 +387,7 @@ _COUNTED = {
     "RetryDue": "retries of servers",
     "Withdrawn": "activations undone",
     "DeviceLost": "devices lost",
+    "DeadlinePassed": "deadlines passed",
     "DeviceJoined": "devices joined",
     "DeviceLeft": "devices left",
     "Isolated": "isolated phases",

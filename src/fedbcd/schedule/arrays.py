@@ -83,6 +83,8 @@ def why_not_ahead(servers: Sequence[Sequence[int]], schedule: Schedule, cloud: C
         return "who is available follows a rule (`availability`)"
     if schedule.method.at_once is not None:
         return "devices of one phase work on in the next (`at_once`)"
+    if schedule.deadline is not None:
+        return "phases have a deadline, and devices work on in the next (`deadline`)"
     if len({len(members) for members in servers}) > 1:
         return "servers have different numbers of devices"
     if not isinstance(schedule.active, int):

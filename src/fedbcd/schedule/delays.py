@@ -317,6 +317,12 @@ class Clock:
             raise ConfigError(
                 f"clock.classes: the shares sum to {shares:g}; make them 1 or less together"
             )
+        for factor in (each.transfer for each in self.classes if each.transfer != 1):
+            if self.bandwidth is None:
+                raise ConfigError(
+                    f"clock.classes: transfer={factor:g} is a factor of clock.bandwidth, and there"
+                    " is none; add bandwidth = { down = 1e6, up = 2e5 }, or leave transfer out"
+                )
         if not 0 <= self.dropout < 1:
             raise ConfigError(
                 f"clock.dropout={self.dropout} must be 0 or more and below 1, the probability that"

@@ -21,6 +21,7 @@ from fedbcd.protocol.messages import (
 )
 from fedbcd.record.eventlog import Log
 from fedbcd.schedule.availability import PerServer, at_server
+from fedbcd.schedule.deadline import Deadline
 
 
 class Observer(Protocol):
@@ -45,13 +46,15 @@ class Machines:
         offline_limit: int | None,
         late: Collection[int] = (),
         at_once: int | None = None,
+        deadline: Deadline | None = None,
     ) -> None:
         """`late` devices have a home, but are members only from their DeviceJoined on."""
         self.coordinator: Coordinator = cloud.coordinator(len(servers), iterations)
         early = [[device for device in members if device not in late] for members in servers]
+        rule = deadline or Deadline()
+        phases = iterations, cloud.sync, at_once, rule.least, rule.spare
         self.servers = [
-            Server(n, members, at_server(active, n), iterations, cloud.sync, at_once)
-            for n, members in enumerate(early)
+            Server(n, members, at_server(active, n), *phases) for n, members in enumerate(early)
         ]
         self.groups = servers  # with those who join late
         self.devices: dict[int, Device] = {}

@@ -18,6 +18,7 @@ from fedbcd.protocol.messages import (
     DROPOUT,
     Actor,
     Command,
+    DeadlinePassed,
     DeviceJoined,
     DeviceLeft,
     Event,
@@ -36,12 +37,14 @@ from fedbcd.protocol.messages import (
     number_of,
     server_actor,
 )
+from fedbcd.protocol.server import ServerState
 from fedbcd.schedule.availability import (
     Availability,
     AvailableDevices,
     Devices,
     PerServer,
 )
+from fedbcd.schedule.deadline import Deadline
 from fedbcd.schedule.delays import Clock, Floats
 from fedbcd.schedule.driver import Driver
 from fedbcd.schedule.times import Times
@@ -64,6 +67,7 @@ class Schedule:
     leaves: Mapping[int, int] = field(default_factory=dict)
     sent: tuple[float, float] = (0.0, 0.0)  # bytes of an activation, down and up
     availability: Availability | None = None
+    deadline: Deadline | None = None
 
 
 class Simulation:
@@ -130,6 +134,11 @@ class Simulation:
     # ---------------------------------------------------------------------------------------------
     # delivery
     def _on_time(self, actor: Actor, event: Event) -> None:
+        if isinstance(event, DeadlinePassed):
+            machine = self.machines.servers[number_of(actor)]
+            if machine.state is ServerState.COLLECTING and machine.phase == event.phase:
+                self._deliver(actor, event)
+            return
         device = number_of(actor)
         if device in self._gone:
             return
@@ -173,6 +182,9 @@ class Simulation:
                 self._start_work(actor, command)
             case OpenPhase():
                 self._opened.append(number_of(actor))
+                rule = self.schedule.deadline
+                if rule is not None and rule.after is not None:
+                    self._at(self.now + rule.after, actor, DeadlinePassed(phase=command.phase))
 
     def _at(self, time: float, actor: Actor, event: Event) -> None:
         heapq.heappush(self._agenda, (time, next(self._order), actor, event))
@@ -219,6 +231,9 @@ class Simulation:
             candidates = self._available(server)
             if self.schedule.method.at_once is not None:  # some are still at work
                 candidates = candidates[~np.isin(candidates, [*self._expected])]
+            elif self.schedule.deadline is not None:  # or have uploaded while it waited
+                busy = [*self._expected, *self.machines.servers[server].barred]
+                candidates = candidates[~np.isin(candidates, busy)]
             phase = np.array([self.machines.servers[server].phase])
             delay = self.times.arrivals(candidates, phase, self.now)
             self._arrivals[server] = _Arrivals(self.now, delay, candidates)
@@ -227,9 +242,11 @@ class Simulation:
 
     def _fill(self, server: int) -> None:
         """Let the next ones come to a server that has room for them."""
-        room, at_once = self.machines.servers[server].active, self.schedule.method.at_once
-        if at_once is not None:
-            room = at_once - sum(home == server for home in self._expected.values())
+        machine, at_once = self.machines.servers[server], self.schedule.method.at_once
+        room = machine.active
+        if at_once is not None or self.schedule.deadline is not None:
+            room = machine.places + len(machine.working) if at_once is None else at_once
+            room -= sum(home == server for home in self._expected.values())
         for time, device in self._arrivals[server].take(room):
             self._invite(server, time, device)
 
@@ -283,6 +300,8 @@ class Simulation:
         arrivals = self._arrivals[server]
         if not arrivals.left:
             busy = np.array([*self._expected], dtype=np.int64)
+            if self.schedule.deadline is not None:
+                busy = np.array([*self._expected, *self.machines.servers[server].barred])
             here = np.concatenate([arrivals.devices, busy])
             rest = np.setdiff1d(self._members_of(server), here)
             phase = np.array([self.machines.servers[server].phase])

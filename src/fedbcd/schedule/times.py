@@ -151,6 +151,12 @@ class Times:
         u = draws.unit(draws.address(self.seed, draws.CLASSES, free))
         ends = np.cumsum([each.share for each in self.clock.classes])
         ends = np.round(ends * len(free)).astype(np.int64)
+        for each, count in zip(self.clock.classes, np.diff(ends, prepend=0), strict=True):
+            if each.share and not count:
+                raise ConfigError(
+                    f"clock.classes: share={each.share:g} of the {len(free)} devices that no class"
+                    " names is nobody; use a larger share, or name devices or servers"
+                )
         rank = np.argsort(np.argsort(u, kind="stable"), kind="stable")
         chosen = np.searchsorted(ends, rank, side="right")
         kind[free] = np.where(chosen < len(ends), chosen, NONE)

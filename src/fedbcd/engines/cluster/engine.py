@@ -442,10 +442,10 @@ class RemoteDevices:
     engine = "cluster"
 
     def __init__(
-        self, shards: ShardActors, sync: bool, bound: Bound, start: Tensor, rows: int
+        self, shards: ShardActors, spec: RunSpec, bound: Bound, start: Tensor, rows: int
     ) -> None:
         self.shards = shards
-        self.one_sum = sync
+        self.one_sum = spec.cloud.sync
         self.storage = start.dtype
         self.tables: dict[str, ManyModels] = {
             name: RemoteRows(shards, name, rows, first)
@@ -453,7 +453,8 @@ class RemoteDevices:
         }
         shards.tables = self.tables.keys()
         self.contributions = RemoteContributions(shards, bound.upload.size)
-        self._may_wait = bound.method.at_once is not None  # uploads, from one round to another
+        # uploads, from one round to another
+        self._may_wait = bound.method.at_once is not None or spec.deadline is not None
         self._refs: dict[ModelRef, Any] = {}  # models as actors get them: stored, or as they are
 
     def advance(
@@ -626,9 +627,7 @@ def cluster_numbers(
         try:
             trainer, start = make_trainer(spec, federation, torch.device("cpu"))
             kept = start.to(spec.kept_as)
-            devices = RemoteDevices(
-                shards, spec.cloud.sync, trainer.bound, kept, federation.devices
-            )
+            devices = RemoteDevices(shards, spec, trainer.bound, kept, federation.devices)
             yield make_numbers_of(spec, federation, trainer, start, devices)
         finally:
             shards.close()

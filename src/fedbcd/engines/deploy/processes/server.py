@@ -19,6 +19,7 @@ from fedbcd.protocol.messages import (
     COORDINATOR,
     Activated,
     Actor,
+    DeadlinePassed,
     DeviceJoined,
     DeviceLeft,
     DeviceLost,
@@ -76,12 +77,14 @@ class ServerProcess(Process):
             return
         for device, activation in self.role.machine.working:
             self._watch(device, activation)
+        self._set_deadline(self._phase)
         self.after([])
 
     def after(self, letters: list[Letter]) -> None:
         machine = self.role.machine
         if machine.phase != self._phase:
             self._opened_at = time.monotonic()
+            self._set_deadline(machine.phase)
         self._phase, self._is_open = machine.phase, machine.places > 0
         self._members = tuple(sorted(machine.members)) if self._tells_members else ()
         self.metrics.rounds.set(max(machine.phase, 0))
@@ -91,6 +94,16 @@ class ServerProcess(Process):
         waiting = machine.state is ServerState.WAITING
         self.retry.expect(("report", (machine.phase, machine.iteration)) if waiting else None)
         self._tell_devices()
+
+    def _set_deadline(self, phase: int) -> None:
+        """A phase that was open before a restart has all of its time again."""
+        rule = self.role.blueprint.deadline
+        if rule is not None and rule.after is not None:
+            event, scale = DeadlinePassed(phase=phase), self.options.time_scale or 1.0
+            self.timers.set(DeadlinePassed, rule.after * scale, lambda: self._overdue(event))
+
+    def _overdue(self, event: DeadlinePassed) -> None:
+        self.tasks.spawn(self.tell(event))
 
     def waits_for(self) -> str:
         state = self.role.machine.state

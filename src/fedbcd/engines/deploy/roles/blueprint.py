@@ -36,6 +36,7 @@ from fedbcd.protocol.messages import (
 )
 from fedbcd.recorded import going_on, in_record
 from fedbcd.schedule.availability import Availability, AvailableDevices, PerServer, at_server
+from fedbcd.schedule.deadline import Deadline
 from fedbcd.spec import RunSpec
 
 DTYPE = torch.float32
@@ -59,6 +60,7 @@ class Blueprint:
     layout: Layout
     availability: Availability | None = None  # where delays are drawn
     uploads: tuple[Layer, ...] = ()  # on their way to a server's sum
+    deadline: Deadline | None = None  # of phases
     start: Tensor = field(init=False)  # x(0), (F,): in X
     method: Method = field(init=False)
     bound: Bound = field(init=False)
@@ -113,8 +115,8 @@ class Blueprint:
             tuple(sizes),
             frozenset(spec.joins),
         )
-        layers = tuple(spec.uploads)
-        return cls(*who, layout.flatten(module, DTYPE), layout, spec.availability, layers)
+        rules = spec.availability, tuple(spec.uploads), spec.deadline
+        return cls(*who, layout.flatten(module, DTYPE), layout, *rules)
 
     def going_on(self, facts: Mapping[str, str]) -> "Blueprint":
         """This plan, with the settings that nobody has given as the facts of a role's store have
@@ -200,7 +202,8 @@ class Blueprint:
         """A fresh machine."""
         members = [device for device in self.servers[server] if device not in self.late]
         method = self.method
-        phases = method.cloud_iterations, self.cloud.sync, method.at_once
+        rule = self.deadline or Deadline()
+        phases = method.cloud_iterations, self.cloud.sync, method.at_once, rule.least, rule.spare
         return Server(server, members, at_server(self.active, server), *phases)
 
     def coordinator_machine(self) -> Coordinator:
@@ -224,6 +227,7 @@ class Blueprint:
             sorted(self.late),
         )
         laid = [describe(self.uploads)] if self.uploads else []  # 0.1.0 knew of none
+        laid += [] if self.deadline is None else [describe(self.deadline)]
         digest = hashlib.sha256(json.dumps([*plain, self.size_P, *laid], sort_keys=True).encode())
         digest.update(self.start.contiguous().view(torch.uint8).numpy().data)
         return digest.hexdigest()

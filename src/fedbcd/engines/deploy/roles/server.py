@@ -39,6 +39,7 @@ from fedbcd.protocol.messages import (
     Admit,
     AdoptModel,
     Command,
+    DeadlinePassed,
     DeviceJoined,
     DeviceLeft,
     DeviceLost,
@@ -71,7 +72,7 @@ TOTAL, REPORT = (
 class ServerRole(Role):
     """One server."""
 
-    OWN = (Started, RetryDue, DeviceLost, DeviceJoined, DeviceLeft, DeviceReset)
+    OWN = (Started, RetryDue, DeadlinePassed, DeviceLost, DeviceJoined, DeviceLeft, DeviceReset)
     machine: Server
 
     def __init__(
