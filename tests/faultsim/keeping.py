@@ -155,21 +155,25 @@ def restored_handles(log: Log) -> list[tuple[int, Restored, str]]:
 # ------------------------------------------------------------------------------------------------
 # mini-batches
 def repeated_sessions(lives: Sequence[Log], joined_late: bool) -> str:
-    """What a device draws after it was put in step it has never drawn before, on whichever disk;
-    but what one that was no member yet has drawn and lost counts nowhere.
+    """What a device draws after it was put in step it has never drawn before, on whichever disk.
+
+    What it draws offline before it hears that its memory is lost, or before it is a member and
+    loses then, counts nowhere.
     """
     drawn: dict[int, set[int]] = {}
+    reached = 0
     for log in lives:
+        counts = reached == 0 and not (joined_late and log is not lives[-1])
         incarnation = 0
         for step in log:
             event: Any = step.event
             if isinstance(event, Restored):
                 incarnation = max(incarnation, event.incarnation)
-            if incarnation == 0 and joined_late and log is not lives[-1]:
-                continue
-            drawn.setdefault(incarnation, set()).update(
-                c.session for c in step.commands if isinstance(c, Train | TrainOffline)
-            )
+            if incarnation > 0 or counts:
+                drawn.setdefault(incarnation, set()).update(
+                    c.session for c in step.commands if isinstance(c, Train | TrainOffline)
+                )
+        reached = max(reached, incarnation)
     for one, sessions in drawn.items():
         for other in drawn.keys() - {one}:
             if again := sessions & drawn[other]:
