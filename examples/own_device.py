@@ -1,15 +1,17 @@
-"""A deployment whose devices train your own module on data that never leave them, in six processes
+"""A deployment whose devices train your own module on data that never leave them, in five processes
 on this machine.
 
 run: python examples/own_device.py            everything: certificates, a coordinator, a server,
-four devices
+three devices
      python examples/own_device.py device 2   what runs on device 2, and nothing else
 """
 
+import socket
 import subprocess
 import sys
 import tempfile
 import time
+from contextlib import ExitStack
 from pathlib import Path
 
 import torch
@@ -20,7 +22,7 @@ from fedbcd.deploy import device, personal_model
 JOB = """
 [federation]
 servers = 1
-devices = 4
+devices = 3
 active = 2
 
 [model]
@@ -68,14 +70,20 @@ def readings(number: int, samples: int = 80) -> tuple[Tensor, Tensor]:
     )
 
 
-def everything(folder: Path) -> None:
-    from fedbcd.engines.deploy.local.up import free_ports
+def free_ports(number: int) -> list[int]:
+    with ExitStack() as stack:
+        probes = [
+            stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(number)
+        ]
+        return [probe.getsockname()[1] for probe in probes]
 
+
+def everything(folder: Path) -> None:
     (folder / "job.toml").write_text(JOB.format(*free_ports(2)))
     fedbcd = [sys.executable, "-c", "from fedbcd.cli import main; main()"]
     here = str(Path(__file__).parent)
     environment = {"PYTHONPATH": ":".join([here, *sys.path]), "OMP_NUM_THREADS": "1"}
-    for command in (["init"], ["issue", "operator", "coordinator", "server/0", "device/0-3"]):
+    for command in (["init"], ["issue", "operator", "coordinator", "server/0", "device/0-2"]):
         subprocess.run([*fedbcd, "certs", *command], cwd=folder, env=environment, check=True)
     commands = [
         [*fedbcd, "coordinator", "job.toml", "--rounds", "12"],
@@ -84,7 +92,7 @@ def everything(folder: Path) -> None:
     commands = [
         [*command, "--init"] for command in commands
     ]  # the very first start: they begin their stores
-    commands += [[sys.executable, __file__, "device", str(i)] for i in range(4)]
+    commands += [[sys.executable, __file__, "device", str(i)] for i in range(3)]
     log = (folder / "log.jsonl").open("w")
     processes = [
         subprocess.Popen(command, cwd=folder, env=environment, stderr=log) for command in commands

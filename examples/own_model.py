@@ -50,7 +50,7 @@ def main() -> None:
     test = (torch.cat([t.inputs for t in tests]), torch.cat([t.targets for t in tests]))
     federation = fb.Federation(Net, nn.functional.cross_entropy, devices, servers=4, test=test)
     run = fb.train(
-        federation, fb.FedBCDI(device_step=0.05), cloud=fb.AsyncCloud(first=2), rounds=80, seed=0
+        federation, fb.FedBCDI(device_step=0.05), cloud=fb.AsyncCloud(first=2), rounds=30, seed=0
     )
     last = run.history.last
     print(

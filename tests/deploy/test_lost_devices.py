@@ -11,7 +11,7 @@ import pytest
 
 from fedbcd.engines.deploy.local.status_client import ask_status
 from fedbcd.engines.deploy.local.up import free_ports
-from fedbcd.engines.deploy.processes.timeouts import MULTIPLE, LostTimeout
+from fedbcd.engines.deploy.processes.timeouts import GROWTH, MULTIPLE, LostTimeout
 from support.processes import job, running, write_job
 from support.waiting import wait_for
 
@@ -66,6 +66,18 @@ def test_patience_stays_within_its_bounds() -> None:
     assert patience.seconds(0) == MOST
     patience.observe(0, 1e9)
     assert patience.seconds(0) == MOST
+
+
+def test_no_member_makes_patience_grow_without_bound() -> None:
+    """A device that takes a day for one upload, and one that does so again and again: patience
+    with the others grows by a bounded factor each time.
+    """
+    patience, factor = LostTimeout(LEAST, MOST), GROWTH * MULTIPLE
+    for k in range(1, 4):
+        before = patience.seconds(1)
+        patience.observe(0, 86_400.0)
+        assert patience.seconds(1) <= factor * before, k
+    assert patience.seconds(0) <= MOST
 
 
 def test_a_phase_goes_on_within_seconds_when_a_device_is_killed_in_its_first_training(

@@ -11,6 +11,7 @@ from typer.testing import CliRunner
 
 from fedbcd.cli import app
 from fedbcd.config import read_toml
+from fedbcd.engines.deploy.links.certs import Authority
 from fedbcd.engines.deploy.links.operator_client import ask_change
 from fedbcd.engines.deploy.links.refusals import RefusedForGood
 from fedbcd.engines.deploy.links.tls import Credentials
@@ -85,7 +86,8 @@ def test_devices_are_admitted_and_dismissed_while_rounds_go_on(tmp_path: Path) -
         assert not change(out, "admit", 4, 1)
         assert change(out, "dismiss", 4, 1)
         assert change(out, "admit", 4, 1)
-        assert change(out, "dismiss", 5, 1)
+        Authority(out / "certs").issue("operator/alice")
+        assert change(out, "dismiss", 5, 1, "operator/alice")
         with pytest.raises(Refused, match="device 4 is the last of server 1 and cannot leave"):
             change(out, "dismiss", 4, 1)
         with pytest.raises(Refused, match="device 5 does not belong to server/0"):
@@ -108,14 +110,15 @@ def test_devices_are_admitted_and_dismissed_while_rounds_go_on(tmp_path: Path) -
     end = finish_log(out)
     steps = list(LogReader(out / "events.jsonl"))
     changes = [(s.actor, s.event) for s in steps if isinstance(s.event, DeviceJoined | DeviceLeft)]
+    by = "operator"
     there = [
-        DeviceLeft(device=4),
-        DeviceLeft(device=3),
-        *(2 * [DeviceJoined(device=4), DeviceLeft(device=4)])[:3],
-        DeviceLeft(device=5),
+        DeviceLeft(device=4, by=by),
+        DeviceLeft(device=3, by=by),
+        *(2 * [DeviceJoined(device=4, by=by), DeviceLeft(device=4, by=by)])[:3],
+        DeviceLeft(device=5, by="operator/alice"),
     ]
     assert changes == [
-        ("server/0", DeviceJoined(device=2)),
+        ("server/0", DeviceJoined(device=2, by=by)),
         *(("server/1", event) for event in there),
     ]
     assert any(isinstance(s.event, Uploaded) and s.event.device == 2 for s in steps)

@@ -57,7 +57,7 @@ class Case:
     algorithm: fb.Algorithm
     cloud: fb.Cloud
     active: int | tuple[int, ...] = 2
-    rounds: int = 12
+    rounds: int = 8
     joins: tuple[tuple[int, int], ...] = ()
     leaves: tuple[tuple[int, int], ...] = ()
     clock: fb.Clock = fb.Clock()  # noqa: RUF009
@@ -390,6 +390,8 @@ def _actual(
         dtype=dtype,
         max_batch=max_batch,
         uploads=case.uploads,
+        looks=1,
+        certify_every=0,
         deadline=case.deadline,
         **more,
     )

@@ -36,6 +36,8 @@ from fedbcd.protocol.messages import (
     Actor,
     Admit,
     AdoptModel,
+    Contributed,
+    CountNobody,
     Declined,
     Dismiss,
     Event,
@@ -46,11 +48,15 @@ from fedbcd.protocol.messages import (
     OfflineTrained,
     OpenPhase,
     Pull,
+    Recalled,
+    Recount,
+    Recovered,
     Restored,
     Resumed,
     Send,
     ServerReady,
     StepGlobal,
+    StepLost,
     StepModel,
     Train,
     Trained,
@@ -71,9 +77,11 @@ HEARD = (
     Acknowledged,
     Declined,
     Restored,
+    Recalled,
     UpdateRequested,
     Uploaded,
     Resumed,
+    Contributed,
     ServerReady,
     Mixed,
     GlobalUpdated,
@@ -94,6 +102,7 @@ def check(world: World) -> None:
         return
     logs = {actor: tuple(node.disk.log) for actor, node in world.nodes.items()}
     lost = {actor for actor, node in world.nodes.items() if node.was_reset}
+    lost |= world.recovering.actors
     # who trains offline and comes back with an old disk has trained otherwise than before
     wire = Wire(world.sent, lost if world.plan.method.offline else ())
     right = {actor for actor, node in world.nodes.items() if node.is_right}
@@ -144,6 +153,8 @@ def _check_logs(
     servers = {}
     for n in range(len(plan.servers)):
         servers[n] = check_server(plan, n, logs[f"server/{n}"], wire)
+        if servers[n].recovered:
+            continue
         check_restored(plan, n, logs[f"server/{n}"], wire)
         if wrong := wrong_admission(plan, n, logs[f"server/{n}"]):
             raise Violation(f"server {n} {wrong}")
@@ -335,6 +346,10 @@ class ServerStory:
     withdrawn: set[tuple[int, int]] = field(
         default_factory=set
     )  # accepted, and not yet counted when its device left
+    again: dict[int, int] = field(
+        default_factory=dict
+    )  # device -> how many activations it had behind it when it contributed again
+    recovered: bool = False
 
 
 def check_server(plan: Blueprint, server: int, log: Log, wire: Wire) -> ServerStory:
@@ -356,8 +371,12 @@ def check_server(plan: Blueprint, server: int, log: Log, wire: Wire) -> ServerSt
         "z/0" if plan.cloud.sync else f"z/{server}/0",
     )
     granted: dict[int, Activated] = {}
+    uncounted: set[int] = set()  # members that have not contributed since it was recovered
     for step in log:
         event: Any = step.event
+        if isinstance(event, Recovered):
+            story.recovered, story.held, granted, unstarted = True, [], {}, set()
+            uncounted, active, excused = {*members}, set(), set()
         if (
             isinstance(event, Uploaded)
             and Send(to=f"device/{event.device}", message=Acknowledged(activation=event.activation))
@@ -417,13 +436,28 @@ def check_server(plan: Blueprint, server: int, log: Log, wire: Wire) -> ServerSt
                             f"server {server} counted {key}, which is"
                             f" {copies[command.device].tolist()}"
                         )
+                case CountNobody():
+                    uncounted, active = {*members}, set()
+                case StepLost():
+                    model = _newer(server, model, command.result)
+                case Recount(device=device):
+                    assert isinstance(event, Contributed)
+                    if device not in uncounted:
+                        raise Violation(f"server {server} counts {device} twice: {event}")
+                    uncounted.discard(device)
+                    last[device] = event.activation - 1
+                    story.again[device] = event.activation
+                    if plan.method.has_personal:
+                        copies[device] = wire.model(event.model).double()
                 case Admit():
                     members.add(command.device)
+                    uncounted.discard(command.device)
                     unstarted |= {command.device} if plan.method.has_personal else set()
                     if everybody:  # it counts at once, with what it is to start from
                         copies[command.device] = story.z.double()
                 case Dismiss():
                     members.remove(command.device)
+                    uncounted.discard(command.device)
                     story.withdrawn |= {key for key in story.held if key[0] == command.device}
                     story.held = [key for key in story.held if key[0] != command.device]
                 case Send(message=Restored()):
@@ -463,7 +497,9 @@ def check_server(plan: Blueprint, server: int, log: Log, wire: Wire) -> ServerSt
                             f"server {server} reported while {story.held} had not been counted"
                         )
                     reported, waiting = (ready.phase, ready.iteration), True
-                    total, weight = _sum(copies, weights, members if everybody else active)
+                    total, weight = _sum(
+                        copies, weights, members - uncounted if everybody else active
+                    )
                     whole = (
                         torch.cat([total, torch.tensor([weight], dtype=torch.float64)])
                         if plan.cloud.sync
@@ -479,7 +515,9 @@ def check_server(plan: Blueprint, server: int, log: Log, wire: Wire) -> ServerSt
                     alone = not (isinstance(event, Mixed) and event.model == command.mixed)
                     mixed = story.z if alone else wire.model(command.mixed)
                     waiting = True
-                    total, weight = _sum(copies, weights, members if everybody else active)
+                    total, weight = _sum(
+                        copies, weights, members - uncounted if everybody else active
+                    )
                     if alone or plan.method.order == "mix, step":
                         mixed = _stepped(plan, mixed.double(), total, weight)
                     story.z = mixed
@@ -684,6 +722,8 @@ def device_story(
                     x = torch.full_like(x, FAR)
                 if wire.knows(handle) and not (torch.equal(wire.model(handle), x)):
                     raise Violation(f"{handle} was sent as {wire.model(handle)}, but is {x}")
+            case Recalled() if event.incarnation > incarnation:
+                incarnation = event.incarnation
             case Restored() if event.incarnation > incarnation:
                 incarnation = event.incarnation
                 if plan.method.has_personal:
@@ -722,6 +762,8 @@ def check_promises(letters: Iterable[Letter], servers: Mapping[int, ServerStory]
                 (number_of(letter.to), letter.event.activation),
             )
             times = story.counted.count(key) + story.held.count(key)
+            if story.recovered and times < 2 and key not in story.declined:
+                continue  # it is in what its device has contributed again, or has yet to
             if times != (0 if key in story.withdrawn else 1) or key in story.declined:
                 raise Violation(f"{letter.sender} acknowledged {key} and counts it {times} times")
         elif isinstance(letter.event, Declined):
@@ -729,6 +771,8 @@ def check_promises(letters: Iterable[Letter], servers: Mapping[int, ServerStory]
                 servers[number_of(letter.sender)],
                 (number_of(letter.to), letter.event.activation),
             )
+            if story.recovered and key not in story.accepted:
+                continue
             if key not in story.declined or key in story.accepted:
                 raise Violation(f"{letter.sender} declined {key}, which it has accepted")
 

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from faultsim.schedule import Fault, Planned
-from fedbcd.engines.deploy.links.connection import LinkOptions
 from fedbcd.engines.deploy.links.letter import Letter
+from fedbcd.engines.deploy.links.traffic import LinkOptions
 from fedbcd.engines.deploy.processes.timeouts import AdaptiveTimeout
 from fedbcd.protocol.messages import Actor
 

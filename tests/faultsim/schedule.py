@@ -61,6 +61,10 @@ class Fault(Enum):
     SLOW_LINE = "a line takes as long for a model as training does, from the start to the end"
     HOSTILE = "a member says what it must not: for others, of the future, or what is no model"
     TWIN = "two processes have one device's identity and copies of its disk, and take turns"
+    RECOVERED = (
+        "a server loses its disk, or has an old copy, for good; it is recovered from its"
+        " coordinator's log"
+    )
     CUT_OFF = "a role hears nobody and is heard by nobody, for up to a minute"
 
 
@@ -75,6 +79,7 @@ APART = {
     Fault.SLOW_LINE: (0.1, 2),
     Fault.HOSTILE: (0.2, 4),
     Fault.TWIN: (0.12, 1),
+    Fault.RECOVERED: (0.2, 2),
     Fault.CUT_OFF: (0.0, 0),  # where trouble is of minutes
 }
 SWAPPED = (
@@ -83,6 +88,7 @@ SWAPPED = (
     Fault.LOST_STORE,
     Fault.OLD_STORE,
     Fault.TWIN,
+    Fault.RECOVERED,
 )  # a disk is another one afterwards
 
 
@@ -305,6 +311,8 @@ def _draw(chance: random.Random, fault: Fault, plan: Blueprint) -> Planned:
             where = device_actor(chance.randrange(plan.devices))
         case Fault.HOSTILE:
             where = chance.choice(actors[1:])
+        case Fault.RECOVERED:
+            where = server_actor(chance.randrange(len(plan.servers)))
         case Fault.CLOCK_JUMP:
             amount = chance.choice([-1, 1]) * 10 ** chance.uniform(-3, 4)
         case Fault.CLOCK_LEAP:

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from faultsim.damage import Damage
 from faultsim.disk import Disk
 from faultsim.patience import Patience
+from faultsim.recovering import Recovering
 from faultsim.schedule import Fault, Planned, Schedule, links_of
 from faultsim.stores import Stores
 from faultsim.strangers import Hostile, Twins
@@ -192,6 +193,7 @@ class World:
         size = self.plan.size_F
         self.stores, self.damage, self.patience = Stores(self), Damage(self), Patience(self)
         self.hostile, self.twins = Hostile(self), Twins(self)
+        self.recovering = Recovering(self)
         self._apart: dict[Fault, Callable[[Planned], None]] = {
             Fault.LOST_STORE: self.stores.strike,
             Fault.OLD_STORE: self.stores.strike,
@@ -200,6 +202,7 @@ class World:
             Fault.SLOW_LINE: lambda _: None,  # from the start on
             Fault.HOSTILE: self.hostile.strike,
             Fault.TWIN: self.twins.strike,
+            Fault.RECOVERED: self.recovering.strike,
         }
         self.is_calm = False  # trouble has ended
         self._limits = WireLimits(frozenset({("F32", size), ("F64", size + 1)}))
@@ -287,7 +290,7 @@ class World:
     def _noted(self, node: Node, step: Transition) -> None:
         node.committed = node.role.store.length
 
-    def _time(self, node: Node) -> float:
+    def time_of(self, node: Node) -> float:
         return self.now + node.offset + node.leap
 
     def crash(self, node: Node, back_in: float) -> None:
@@ -364,7 +367,7 @@ class World:
         def finish() -> None:
             if node.role is role:
                 role.busy_with = None  # type: ignore[attr-defined]
-                self._do(node, lambda: role.finish(done, self._time(node)))
+                self._do(node, lambda: role.finish(done, self.time_of(node)))
 
         self.after(self.chance.uniform(0.05, 0.4) * self.schedule.pace, finish)
 
@@ -409,7 +412,7 @@ class World:
             if isinstance(event, RetryDue) and not self._is_time_to_repeat(node):
                 return
             if event is not None:
-                self._do(node, lambda: node.role.tell(event, self._time(node)))
+                self._do(node, lambda: node.role.tell(event, self.time_of(node)))
 
         if actor != COORDINATOR:
             self.after(self.chance.uniform(0.2, 0.9) * self.schedule.pace, tick)
@@ -475,15 +478,19 @@ class World:
             return
         self._greeted[guest, host.actor] += 1
         before, objection = len(self.refused), self.stores.objection(host, guest, hello)
+        if host.actor in self.recovering.actors:  # who is ahead of it contributes again
+            objection = ""
         belongs = (
             host.actor == COORDINATOR or host.role.machine.last_of(number_of(guest)) is not None
         )
         self._connected.add((guest, host.actor))
-        self._do(host, lambda: host.role.greet(guest, hello, self._time(host)))
+        self._do(host, lambda: host.role.greet(guest, hello, self.time_of(host)))
         turned_away = len(self.refused) > before
         if host.role is not None and belongs and objection and not turned_away:
             self.stores.let_in.append(objection)
-        if turned_away and belongs and not self.stores.is_wrong(host.actor, guest):
+        has_to_wait = isinstance(host.role, ServerRole) and not host.role.machine.takes_back
+        is_wrong = self.stores.is_wrong(host.actor, guest)
+        if turned_away and belongs and not is_wrong and not has_to_wait:
             raise Violation(f"an honest peer was turned away: {self.refused[-1]}")
         if not belongs and host.role is not None and not turned_away:
             raise Violation(f"{host.actor} let {guest} in, which is no member")
@@ -497,8 +504,15 @@ class World:
     def _welcomed(self, server: Node) -> None:
         """A new server begins; its devices see it soon."""
         if server.role is not None and server.role.machine.state is ServerState.NEW:
-            self._do(server, lambda: server.role.welcome(self._time(server)))
+            self._do(server, lambda: server.role.welcome(self.time_of(server)))
             self.after(0.01, lambda: self._connect_all(server.actor))
+
+    def cut_off(self, actor: Actor) -> None:
+        """What is on its way to or from it does not arrive."""
+        for pair in self._links_of[actor]:
+            self._greeted[pair] += 1
+        for node in self.nodes.values():
+            node.inbox = [letter for letter in node.inbox if letter.sender != actor]
 
     def _disconnect(self, actor: Actor) -> None:
         for pair in self._links_of[actor]:
@@ -521,8 +535,7 @@ class World:
         """Another process takes its place; what is on its way to the old one is lost."""
         node.inbox.clear()
         self._disconnect(node.actor)
-        for pair in self._links_of[node.actor]:
-            self._greeted[pair] += 1
+        self.cut_off(node.actor)
 
     def come_back(self, node: Node) -> None:
         """It has its turn again, or for the first time."""
@@ -589,7 +602,7 @@ class World:
                     lambda: self._handle_inbox(node),
                 )
         elif node.role is not None:
-            self._do(node, lambda: node.role.receive(letter, self._time(node)))
+            self._do(node, lambda: node.role.receive(letter, self.time_of(node)))
 
     def _handle_inbox(self, node: Node) -> None:
         """What has come meanwhile, with one wait for the disk."""
@@ -598,7 +611,7 @@ class World:
             self._do(node, lambda: self._together(node, letters))
 
     def _together(self, node: Node, letters: list[Letter]) -> list[Letter]:
-        calls = [partial(node.role.receive, letter, self._time(node)) for letter in letters]
+        calls = [partial(node.role.receive, letter, self.time_of(node)) for letter in letters]
         outcomes = node.role.handle_group(calls)
         self.groups[len(calls)] += 1
         self.refused += [
@@ -698,7 +711,7 @@ class World:
             and home.role.machine.is_working(device)
         ):
             event = DeviceLost(device=device, activation=home.role.machine.last_of(device) + 1)
-            self._do(home, lambda: home.role.tell(event, self._time(home)))
+            self._do(home, lambda: home.role.tell(event, self.time_of(home)))
 
     def _change(self, device: int) -> None:
         """A member leaves, unless it is the last; one that is none joins, for the first time or
@@ -712,7 +725,7 @@ class World:
             return
         event = DeviceLeft(device=device) if device in members else DeviceJoined(device=device)
         self.count(Fault.CHANGE)
-        self._do(home, lambda: home.role.tell(event, self._time(home)))
+        self._do(home, lambda: home.role.tell(event, self.time_of(home)))
 
     def _lose(self, node: Node, back_in: float) -> None:
         self.crash(node, back_in)

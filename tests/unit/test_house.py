@@ -23,7 +23,7 @@ FILES = {
 COLUMNS, LINES, PARAMETERS, METHODS = 100, 40, 12, 20
 
 # A protocol machine has a method for each event that it handles.
-MACHINES = {"protocol/server:Server"}
+MACHINES = {"protocol/device:Device", "protocol/server:Server"}
 # Commands have a parameter for each option, and `train` one for each option of a run.
 WITH_OPTIONS = {"engines/run:train"}
 
@@ -82,8 +82,10 @@ ELSEWHERE = {
     "engines/watcher": "engines/test_certificates.py",
     "errors": "scenarios/test_bad_input.py",
     "schedule/driver": "engines/test_rounds.py",
+    "schedule/effort": "unit/test_measures.py",
     "schedule/events": "engines/test_rounds.py",
     "schedule/log": "engines/test_rounds.py",
+    "schedule/mixing": "engines/test_own_kinds.py",
     "schedule/work": "engines/test_rounds.py",
 }
 

@@ -546,7 +546,7 @@ def _operator(options: Deploy) -> "Security":
     return (
         PlainText()
         if options.plain
-        else Credentials(options.certificates_of("operator"), "operator")
+        else Credentials(options.certificates_of(options.operator), options.operator)
     )
 
 

@@ -36,11 +36,14 @@ from fedbcd.schedule.work import (
     Admit,
     Adopt,
     Count,
+    CountNobody,
     Dismiss,
     Forget,
     Instruction,
     Mix,
     Open,
+    Recall,
+    Recount,
     Report,
     Restore,
     Round,
@@ -155,6 +158,12 @@ class Numbers:
                 self.tally.admit(part, self.models[part.model])
             case Dismiss():
                 self.tally.dismiss(part)
+            case CountNobody(server):
+                self.tally.count_nobody(server)
+            case Recall(device):
+                self.devices.contributions.recall(device)
+            case Recount(server, device):
+                self.tally.recount(server, device)
             case Accept(device):
                 self.devices.contributions.accept(device)
             case Restore(device, model):

@@ -33,7 +33,10 @@ _HINTS: dict[type, dict[str, Any]] = {kind: get_type_hints(kind) for kind in _TY
 
 BEFORE: dict[str, dict[str, Any]] = {
     "Failed": {"reason": messages.NOT_FINITE},
-    **{name: {"anew": False} for name in ("DeviceLeft", "Dismiss")},
+    "DeviceJoined": {"by": ""},
+    "DeviceLeft": {"anew": False, "by": ""},
+    "Dismiss": {"anew": False},
+    "ServerReady": {"journal": ""},
 }  # fields that 0.1.0 did not have
 
 
@@ -52,6 +55,9 @@ def encode(message: Event | Command) -> dict[str, Any]:
     fields = {name: getattr(message, name) for name in _FIELDS[kind]}
     if "message" in fields:
         fields["message"] = encode(fields["message"])
+    for name in ("by", "journal"):  # nobody's wish, nobody's log, as in all logs of before
+        if fields.get(name) == "":
+            del fields[name]
     return {kind.__name__: fields}
 
 

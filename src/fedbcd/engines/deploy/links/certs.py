@@ -42,7 +42,10 @@ except ImportError as missing:
     raise MissingExtra(missing.name or "cryptography") from None
 
 CA_KEY, INDEX = "ca.key", "issued.jsonl"
-ACTOR = re.compile(r"device/(0|[1-9][0-9]{0,11})|server/(0|[1-9][0-9]{0,11})|coordinator|operator")
+NUMBER = r"(0|[1-9][0-9]{0,11})"
+ACTOR = re.compile(
+    rf"device/{NUMBER}|server/{NUMBER}|coordinator|operator(/[a-z0-9][a-z0-9_.-]{{0,31}})?"
+)
 SKEW = timedelta(minutes=5)  # clocks of devices are not exact
 
 
@@ -204,7 +207,8 @@ class Authority:
     def _folder_of(self, identity: Actor) -> Path:
         if ACTOR.fullmatch(identity) is None:
             raise ConfigError(
-                f"{identity!r} is no identity; write device/7, server/3, coordinator or operator"
+                f"{identity!r} is no identity; write device/7, server/3, coordinator, operator or"
+                " operator/alice"
             )
         return self.folder / folder_name(identity)
 

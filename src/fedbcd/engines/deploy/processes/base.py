@@ -17,6 +17,7 @@ from typing import Any
 from torch import Tensor
 
 from fedbcd.engines.deploy.links.codec import Declared
+from fedbcd.engines.deploy.links.endpoint import trouble_of
 from fedbcd.engines.deploy.links.letter import Letter
 from fedbcd.engines.deploy.links.refusals import reason_of
 from fedbcd.engines.deploy.processes.clock import SteadyClock, wall
@@ -70,7 +71,7 @@ class Process(ABC):
             log=log,
             counts=self.monitor.counts,
         )
-        self.retry = Retry(self.timers, self.timeouts, self._say_again)
+        self.retry = Retry(self.timers, self.timeouts, self._say_again, self.peers.model_moved_at)
         self.pings = Pings(self.peers, self.timeouts.peer, self.monitor.skews, self.clock.now)
         role.watch = self.seen
         role.warn = lambda peer, remark: log.warning("remark", peer=peer, sentence=remark)
@@ -100,6 +101,10 @@ class Process(ABC):
     @abstractmethod
     def status(self) -> dict[str, Any]:
         """What it is doing, beyond what all roles tell."""
+
+    def trouble(self) -> list[str]:
+        """What an operator should know, a sentence each."""
+        return trouble_of(self.peers.dialer, self.peers.listener)
 
     def seen(self, step: Transition, model: Tensor | None) -> None:  # noqa: B027
         """Called in the role's thread with every transition that has become durable, and the model
@@ -149,7 +154,9 @@ class Process(ABC):
             self.monitor.skews.at_least(peer, about["clock"] - self.clock.now())
         self.metrics.connections.set(len(self.peers.connected))
         if peer == self.peers.dialled:
-            self.retry.say_again()
+            self.retry.say_again(is_new=True)
+        else:
+            self.peers.hurry()
 
     async def disconnected(self, peer: Actor) -> None:
         """A connection has ended; the dialler tries again by itself, as patiently as experience

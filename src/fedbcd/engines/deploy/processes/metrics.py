@@ -29,6 +29,7 @@ TEXTS = {
     "undone": "Activations and offline rounds of a device that were undone, by reason",
     "retries": "Messages that were said again",
     "devices_lost": "Activated devices that were given up",
+    "absent_devices": "Devices of a server that have not been connected for long",
     "connections": "Peers that are connected",
     "clock_skew_seconds": (
         "How far the clock of a peer is ahead (or, below 0, behind); the worst one"
@@ -58,6 +59,7 @@ class Metrics:
         self.undone = self._counter("undone", "reason")
         self.retries = self._counter("retries")
         self.lost = self._counter("devices_lost")
+        self.absent = self._gauge("absent_devices")
         self.connections = self._gauge("connections")
         self.clock_skew = self._gauge("clock_skew_seconds")
         self.clock_ahead = self._gauge("clock_ahead_seconds")

@@ -5,7 +5,6 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from fedbcd.engines.deploy.links.addresses import split_address
-from fedbcd.engines.deploy.links.endpoint import trouble_of
 from fedbcd.engines.deploy.links.refusals import Counts
 from fedbcd.engines.deploy.processes.clock import OFF_S
 from fedbcd.engines.deploy.processes.health import Health, note_port
@@ -70,7 +69,7 @@ class Monitor:
             # since what it has recorded is far ahead of its clock
             "counting": settled > now + OFF_S,
             **self.skews.status(),
-            "trouble": trouble_of(process.peers.dialer, process.peers.listener),
+            "trouble": process.trouble(),
             "peers": len(process.peers.connected),
             **process.status(),
             "totals": totals(self.metrics),

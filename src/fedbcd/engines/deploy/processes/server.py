@@ -3,25 +3,24 @@ its phase stands.
 """
 
 import time
-from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
+
+from torch import Tensor
 
 from fedbcd.engines.deploy.links.codec import Declared
 from fedbcd.engines.deploy.links.letter import Letter
 from fedbcd.engines.deploy.links.listener import only
 from fedbcd.engines.deploy.processes.base import Process
 from fedbcd.engines.deploy.processes.logs import RoleLog
+from fedbcd.engines.deploy.processes.membership import Membership
 from fedbcd.engines.deploy.processes.options import Deploy
 from fedbcd.engines.deploy.roles.server import ServerRole
-from fedbcd.errors import Refused
 from fedbcd.protocol.messages import (
     COORDINATOR,
     Activated,
     Actor,
     DeadlinePassed,
-    DeviceJoined,
-    DeviceLeft,
     DeviceLost,
     Started,
     Uploaded,
@@ -33,11 +32,6 @@ from fedbcd.protocol.notices import Notice, PhaseNotice, RoundNotice
 from fedbcd.protocol.server import ServerState
 
 LOOK_S = 10.0  # how often a server that waits for the epoch looks at the clock
-# what an operator may ask for -> the event, and the word for the log
-CHANGES: Mapping[str, tuple[type[DeviceJoined | DeviceLeft], str]] = {
-    "admit": (DeviceJoined, "admitted"),
-    "dismiss": (DeviceLeft, "dismissed"),
-}
 
 
 class ServerProcess(Process):
@@ -62,11 +56,12 @@ class ServerProcess(Process):
             self._pool.follows_rounds and options.time_scale is not None
         )  # it is drawn which of them are available
         self._members: tuple[int, ...] = ()  # likewise, if they are told
+        self.membership = Membership(self)
 
     async def open_links(self) -> None:
         devices = map(device_actor, self.role.blueprint.servers[self.role.machine.server])
         welcomes = only(devices, self.role.check_guest)
-        await self.peers.listen(welcomes, self.monitor.status, self.change)
+        await self.peers.listen(welcomes, self.monitor.status, self.membership.change)
         self.tasks.spawn(self.peers.dial(COORDINATOR).run())
 
     def begin(self) -> None:
@@ -100,10 +95,8 @@ class ServerProcess(Process):
         rule = self.role.blueprint.deadline
         if rule is not None and rule.after is not None:
             event, scale = DeadlinePassed(phase=phase), self.options.time_scale or 1.0
-            self.timers.set(DeadlinePassed, rule.after * scale, lambda: self._overdue(event))
-
-    def _overdue(self, event: DeadlinePassed) -> None:
-        self.tasks.spawn(self.tell(event))
+            spawn, tell = self.tasks.spawn, self.tell
+            self.timers.set(DeadlinePassed, rule.after * scale, lambda: spawn(tell(event)))
 
     def waits_for(self) -> str:
         state = self.role.machine.state
@@ -126,52 +119,16 @@ class ServerProcess(Process):
             **numbers,
             "members": len(machine.members),
             "devices": devices,
+            "absent": [*self.membership.absent.devices],
         }
 
-    # ---------------------------------------------------------------------------------------------
-    # members
-    async def change(self, what: str, device: int) -> bool:
-        """An operator admits or dismisses a device; False: it was so before. Durable once it
-        returns.
-        """
-        self._check_change(what, device)
-        machine, changed = self.role.machine, False
+    def trouble(self) -> list[str]:
+        return [*super().trouble(), *self.membership.absent.trouble]
 
-        def act(now: float) -> list[Letter]:
-            nonlocal changed
-            changed = (machine.last_of(device) is not None) != (what == "admit")
-            return self.role.tell(CHANGES[what][0](device=device), now) if changed else []
-
-        await self.events.do(act)
-        if self.tasks.is_ending:  # it may have come too late, or not have reached the disk
-            raise Refused(
-                "ending",
-                f"{self.role.actor} is ending, so this may not have happened; ask again once it"
-                " runs",
-            )
-        if changed:
-            self.log.info(CHANGES[what][1], device=device, members=len(machine.members))
-        if changed and what == "dismiss":
-            self.peers.refuse(
-                device_actor(device),
-                "not_admitted",
-                f"device {device} has been dismissed by the operator",
-            )
-        return changed
-
-    def _check_change(self, what: str, device: int) -> None:
-        if what not in CHANGES:
-            raise Refused(
-                "event",
-                f"{what!r:.80} is none of the changes that {self.role.actor} knows:"
-                f" {', '.join(CHANGES)}",
-            )
-        if device not in self.role.blueprint.servers[self.role.machine.server]:
-            raise Refused(
-                "membership",
-                f"device {device} does not belong to {self.role.actor}, by the job file; look for"
-                " its own server",
-            )
+    def beat(self) -> None:
+        """Now and then: also look for devices that do not come any more."""
+        super().beat()
+        self.membership.look()
 
     # ---------------------------------------------------------------------------------------------
     # lost devices
@@ -181,19 +138,24 @@ class ServerProcess(Process):
             await super().receive(letter)
         finally:
             if isinstance(letter.event, Uploaded | Withdrawn):
-                self._heard_from(letter.event.device, letter.event.activation)
+                self._heard_from(letter.event.device, letter.event.activation, letter.model)
         if isinstance(letter.event, Withdrawn):
             event = letter.event
             self.log.warning(
                 "withdrawn", device=event.device, activation=event.activation, reason=event.reason
             )
 
-    def _heard_from(self, device: int, activation: int) -> None:
-        key = (device, activation)
+    def _heard_from(self, device: int, activation: int, model: Tensor | None) -> None:
+        """How long it has worked: what its line has taken, both ways, is no measure of that."""
+        key, end, actor = (device, activation), self.peers.listener, device_actor(device)
         if key not in self.role.machine.working:
             self.timers.drop(key)
             if key in self._activated_at:
-                self.timeouts.lost.observe(device, time.monotonic() - self._activated_at.pop(key))
+                since, now = self._activated_at.pop(key), time.monotonic()
+                if end is not None:
+                    since = max(since, min(end.model_sent_at(actor), now))
+                    now = min(now, end.model_began_at(actor)) if model is not None else now
+                self.timeouts.lost.observe(device, now - since)
 
     def _watch(self, device: int, activation: int) -> None:
         key = (device, activation)
@@ -201,9 +163,22 @@ class ServerProcess(Process):
             self._activated_at = {k: t for k, t in self._activated_at.items() if k[0] != device} | {
                 key: time.monotonic()
             }
-            self.timers.set(
-                key, self.timeouts.lost.seconds(device), lambda: self._lost(device, activation)
-            )
+            self._wait_for(device, activation, self.timeouts.lost.seconds(device))
+
+    def _wait_for(
+        self, device: int, activation: int, patience_s: float, left_s: float | None = None
+    ) -> None:
+        """Give a device up once it has been quiet for so long; it is not while a model moves."""
+        key = (device, activation)
+
+        def due() -> None:
+            quiet_s = time.monotonic() - self.peers.model_moved_at(device_actor(device))
+            if quiet_s < patience_s:
+                self._wait_for(device, activation, patience_s, patience_s - quiet_s)
+            else:
+                self._lost(device, activation)
+
+        self.timers.set(key, patience_s if left_s is None else left_s, due)
 
     def _lost(self, device: int, activation: int) -> None:
         self.metrics.lost.inc()

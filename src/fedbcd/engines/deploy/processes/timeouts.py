@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 WINDOW = 64  # durations that are remembered
 QUANTILE = 0.95
 MULTIPLE = 4.0
+GROWTH = 2.0  # what took longer than so many times the patience of then counts as that much
 
 
 @dataclass
@@ -24,8 +25,9 @@ class AdaptiveTimeout:
     first: float | None = None  # before anything was observed; None: a quarter of the most
     seen: deque[float] = field(default_factory=lambda: deque(maxlen=WINDOW))
 
-    def observe(self, seconds: float) -> None:
-        self.seen.append(max(seconds, 0.0))
+    def observe(self, seconds: float, attempt: int = 0) -> None:
+        """One of them makes patience grow by GROWTH * MULTIPLE at most, whatever a peer does."""
+        self.seen.append(min(max(seconds, 0.0), GROWTH * self.seconds(attempt)))
 
     def seconds(self, attempt: int = 0) -> float:
         """How long to wait, twice as long for each attempt before."""
@@ -59,8 +61,8 @@ class LostTimeout:
         self._attempt = max(self._attempt, self._given.get(device, 0) + 1)
 
     def observe(self, device: int, seconds: float) -> None:
-        self._all.observe(seconds)
-        self._last[device] = seconds
+        self._last[device] = min(seconds, GROWTH * self.seconds(device))
+        self._all.observe(seconds, self._attempt)
         self._attempt = 0
 
 
