@@ -104,7 +104,7 @@ class Hostile:
             (UpdateRequested(device=device, activation=-1), None, now),
         ]
         last = machine.last_of(device)
-        if last is None or machine.is_restoring(device):
+        if last is None or machine.is_restoring(device) or machine.is_awaited(device):
             return forged
         ahead, times = last + 2, machine.incarnation_of(device)
         forged += [
