@@ -47,7 +47,7 @@ def tree_of(name: str) -> ast.Module:
 # Imports point down only. Siblings of row 1 do not know each other; row 2 may look sideways only
 # where it is said here.
 ROWS = {
-    **dict.fromkeys(("addressed", "errors", "config", "describe", "own", "recorded"), 0),
+    **dict.fromkeys(("addressed", "errors", "config", "describe", "own", "palette", "recorded"), 0),
     **dict.fromkeys(("algorithm", "protocol", "theory"), 1),
     **dict.fromkeys(("data", "models", "record"), 2),
     **dict.fromkeys(("schedule", "compute", "spec"), 3),
