@@ -854,6 +854,8 @@ def default_of(each: Field[Any]) -> Any:
 
 OPTIONS: dict[str, Field[Any]] = {f.name: f for part in PARTS for f in fields(part)}
 IN_RUN = [name for name in OPTIONS if name not in ("clock", "active")]  # they have sections
+for section, others in (("cloud", CLOUDS), ("algorithm", ALGORITHMS)):
+    HOMES.update({f.name: section for kind in others.values() for f in fields(kind) if f.init})
 HOMES.update(dict.fromkeys(IN_RUN, "run"))
 for kind in (*CLOUDS.values(), *reversed(ALGORITHMS.values())):
     PLACES.update({f.name: f"fb.{kind.__name__}({f.name}=...)" for f in fields(kind) if f.init})

@@ -611,7 +611,7 @@ def test_other_reasonable_things_work() -> None:
     inputs(torch.Tensor.double)
     mixed = run(devices=[(pd.DataFrame({"a": x[:, 0], "b": x[:, 1], "c": Y > 0}), Y) for x in X])
     assert mixed.federation.pool.take(torch.tensor([1]))[0][0, 2] == 1.0
-    assert str(mixed).startswith("Run: fedbcd on the sync cloud, seed 0\nround")
+    assert str(mixed).startswith("fedbcd on the sync cloud, seed 0\nround")
     inputs(lambda x: (x * 15).byte())
     inputs(lambda x: x > 0.5)
     assert isinstance(plain().personal_model(np.int64(1)), nn.Module)  # type: ignore[arg-type]

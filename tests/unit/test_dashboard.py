@@ -310,6 +310,7 @@ def test_a_deployment_of_which_nobody_answers_says_so_and_how_far_it_was(roles: 
     assert view["standing"] == {
         "state": "silent",
         "words": "no role answers; last seen at round 4 of 9",
+        "command": "",
     }
     assert [remark.split(" ")[0] for remark in view["run"]["advice"]] == ["coordinator", "server/0"]
     assert "server/1" in view["run"]["advice"][1]
@@ -325,7 +326,8 @@ def test_a_deployment_that_said_it_has_finished_is_finished_when_its_roles_are_g
         roles.stop("coordinator")
         deployment.ask(pool)
     _, view = deployment.view()
-    assert view["standing"] == {"state": "finished", "words": "finished, 9 rounds"}
+    assert view["standing"]["state"] == "finished"
+    assert view["standing"]["words"] == "finished, 9 rounds"
     assert view["dead"] == view["run"]["notices"] == []
 
 

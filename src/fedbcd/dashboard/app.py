@@ -21,7 +21,7 @@ from fedbcd.dashboard import is_loopback
 from fedbcd.dashboard.deployment import WatchedDeployment
 from fedbcd.dashboard.library import Library, Watched
 from fedbcd.report.advice import advice
-from fedbcd.report.page import static
+from fedbcd.report.page import SCRIPTS, static, styles
 
 COOKIE = "fedbcd_token"
 HEADERS = {
@@ -42,7 +42,6 @@ PAGE = """<!doctype html>
 <meta name="viewport" content="width=device-width, initial-scale=1">
 <title>fedbcd dashboard</title>
 <link rel="icon" href="data:,">
-<link rel="stylesheet" href="static/uPlot.min.css">
 <link rel="stylesheet" href="static/view.css">
 </head>
 <body>
@@ -50,12 +49,13 @@ PAGE = """<!doctype html>
 <div id="page"><p class="notice">Loading ...</p></div>
 <noscript><p class="notice">The dashboard needs JavaScript, which is switched off here;
 fedbcd report writes a page to keep.</p></noscript>
-<script src="static/uPlot.iife.min.js"></script>
-<script src="static/view.js"></script>
-<script src="static/dashboard.js"></script>
+{scripts}
 </body>
 </html>
-"""
+""".replace(
+    "{scripts}",
+    "\n".join(f'<script src="static/{name}"></script>' for name in (*SCRIPTS, "dashboard.js")),
+)
 
 
 def make_app(
@@ -133,10 +133,7 @@ class _Pages:
 
     def __init__(self, library: Library, deployment: WatchedDeployment | None) -> None:
         self.library, self.deployment = library, deployment
-        self._files = {
-            name: static(name)
-            for name in ("uPlot.min.css", "view.css", "uPlot.iife.min.js", "view.js")
-        }
+        self._files = {"view.css": styles(), **{name: static(name) for name in SCRIPTS}}
         self._files["dashboard.js"] = (
             files("fedbcd.dashboard") / "static" / "dashboard.js"
         ).read_text(encoding="utf-8")

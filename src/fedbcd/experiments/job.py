@@ -118,7 +118,7 @@ class DataPart:
         if found != devices:
             raise ConfigError(
                 f"data.name = {self.name!r} gives the data of {found} devices, but [federation] has"
-                f" {devices}; let servers times devices be {found}"
+                f" {devices}; let servers times devices, and newcomers, be {found}"
             )
 
 
@@ -527,6 +527,9 @@ def _job(table: Mapping[str, Any]) -> Job:
     if isinstance(federation, Mapping) and "active" in federation:
         active = convert(federation["active"], PerServer, "federation.active")
         federation = {key: value for key, value in federation.items() if key != "active"}
+    if isinstance(federation, Mapping):
+        known = {"active", *(each.name for each in fields(FederationPart))}
+        check_keys(federation, known, "federation")
     for key, kind in (("data", DataPart), ("model", ModelPart)):
         if key in table:
             parts[key] = build(kind, table[key], key)
