@@ -69,6 +69,8 @@ def _go_on(run: View) -> str:
 
 def _longer(run: View) -> str:
     rounds = round(LONGER * run["summary"]["rounds"])
+    if run["summary"].get("time") == "seconds":  # a deployment that has ended begins anew
+        return f"fedbcd up {_job(run)} --rounds {rounds}" if _job(run) else ""
     return way_on(Path(run["folder"]), rounds)
 
 
