@@ -161,7 +161,7 @@ def _check_logs(
     check_coordinator(plan, logs[COORDINATOR], wire)
     for device in range(plan.devices):
         check_offline_limit(plan, device, logs[f"device/{device}"])
-    check_promises(letters, servers)
+    check_promises(letters, servers, lost)
     return servers
 
 
@@ -751,9 +751,12 @@ def check_lives(world: World) -> None:
 
 # ------------------------------------------------------------------------------------------------
 # the end
-def check_promises(letters: Iterable[Letter], servers: Mapping[int, ServerStory]) -> None:
+def check_promises(
+    letters: Iterable[Letter], servers: Mapping[int, ServerStory], lost: Collection[Actor]
+) -> None:
     """Every acknowledgement that ever left a server is kept: the upload is in its log, and counted
-    once or about to be.
+    once or about to be. Only where the disk of a server and that of the device are lost, nobody has
+    it, and the device may come to nothing in the same activation.
     """
     for letter in letters:
         if isinstance(letter.event, Acknowledged):
@@ -762,7 +765,8 @@ def check_promises(letters: Iterable[Letter], servers: Mapping[int, ServerStory]
                 (number_of(letter.to), letter.event.activation),
             )
             times = story.counted.count(key) + story.held.count(key)
-            if story.recovered and times < 2 and key not in story.declined:
+            is_kept = key not in story.declined or letter.to in lost
+            if story.recovered and times < 2 and is_kept:
                 continue  # it is in what its device has contributed again, or has yet to
             if times != (0 if key in story.withdrawn else 1) or key in story.declined:
                 raise Violation(f"{letter.sender} acknowledged {key} and counts it {times} times")
