@@ -38,6 +38,7 @@ from fedbcd.protocol.messages import (
     AdoptModel,
     Contributed,
     CountNobody,
+    DeadlinePassed,
     Declined,
     Dismiss,
     Event,
@@ -372,11 +373,15 @@ def check_server(plan: Blueprint, server: int, log: Log, wire: Wire) -> ServerSt
     )
     granted: dict[int, Activated] = {}
     uncounted: set[int] = set()  # members that have not contributed since it was recovered
+    enough = plan.active
     for step in log:
         event: Any = step.event
         if isinstance(event, Recovered):
             story.recovered, story.held, granted, unstarted = True, [], {}, set()
             uncounted, active, excused = {*members}, set(), set()
+        if isinstance(event, DeadlinePassed) and event.phase == phase and not waiting:
+            assert plan.deadline is not None
+            enough = min(plan.active, plan.deadline.least)
         if (
             isinstance(event, Uploaded)
             and Send(to=f"device/{event.device}", message=Acknowledged(activation=event.activation))
@@ -420,6 +425,7 @@ def check_server(plan: Blueprint, server: int, log: Log, wire: Wire) -> ServerSt
                             f"server {server} opened phase {command.phase} after {phase}"
                         )
                     phase, waiting, active, excused = command.phase, False, set(), set()
+                    enough = plan.active
                 case Absorb():
                     key = (command.device, command.activation)
                     if key not in story.held:
@@ -483,7 +489,7 @@ def check_server(plan: Blueprint, server: int, log: Log, wire: Wire) -> ServerSt
                         raise Violation(f"server {server} sent {activated} after {granted[device]}")
                 case Send(message=ServerReady() as ready):
                     if ready.iteration == 0 and len(active) < min(
-                        plan.active, len(members - excused)
+                        enough, len(members - excused)
                     ):  # members may join between iterations
                         raise Violation(
                             f"server {server} reported phase {phase} with {len(active)} uploads"
