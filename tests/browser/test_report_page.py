@@ -123,6 +123,17 @@ def test_runs_without_personal_models_are_drawn_without_gain_and_are_what_others
         " f.querySelectorAll('svg path').length)"
     )
     assert browser.execute_script(paths) == [2, 1]
+    assert text_of(browser, "h1").count("fedbcd-sync ") == 1
+    tiles = [one.text.split("\n") for one in browser.find_elements("css selector", ".tile")]
+    assert [tile[0] for tile in tiles[:3]] == [
+        "Personal accuracy",
+        "Worst tenth accuracy",
+        "Global accuracy",
+    ]
+    assert all("against fedprox-sync" in tile for tile in tiles[:3])
+    assert "to " in tiles[3][0]
+    assert text_of(browser, ".devices figcaption span") == "Each device of fedbcd-sync"
+    assert 1 <= len(browser.find_elements("css selector", "ol.next li")) <= 3
     shown = text_of(browser, "#devices")
     assert (
         "Gain is against fedprox-sync: the best run of this job without personal models." in shown
@@ -243,7 +254,7 @@ def test_phases_too_short_to_be_drawn_are_drawn_as_shares_of_time(
     assert update == pytest.approx(0.4, abs=0.04)
     assert waiting == pytest.approx(0.6, abs=0.06)
     assert rest < 0.06  # the edges between the two
-    _click(browser, "Show the longest round")
+    _click(browser, "Longest round")
     wait_for(lambda: not browser.find_element("css selector", "#protocol p.muted").is_displayed())
     assert text_of(browser, "#protocol .told").startswith("Round ")
     assert complaints(browser) == []
@@ -372,6 +383,81 @@ def test_what_can_be_focused_has_a_name(page: Any) -> None:
     )
     assert levels[0] == 1
     assert levels.count(1) == 1
+
+
+AXE = (Path(__file__).parent / "axe" / "axe.min.js").read_text(encoding="utf-8")
+JUDGE = """const done = arguments[0];
+const rules = { runOnly: ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa"] };
+axe.run(document, rules).then((found) => done(found.violations.map(
+  (one) => `${one.id}: ${one.nodes.slice(0, 3).map((node) => node.html.slice(0, 90))}`)))"""
+
+
+@pytest.mark.parametrize(("width", "scheme"), [(1280, "light"), (390, "dark")])
+def test_the_page_holds_the_accessibility_guidelines(
+    width: int, scheme: str, browser: Any, report: Path
+) -> None:
+    """WCAG 2.1 A and AA, as far as axe-core can tell: contrast, names, roles, order."""
+    size = {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": width < 500}
+    media = {"features": [{"name": "prefers-color-scheme", "value": scheme}]}
+    browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
+    browser.execute_cdp_cmd("Emulation.setEmulatedMedia", media)
+    try:
+        show(browser, report)
+        unfold(browser)
+        browser.execute_cdp_cmd("Runtime.evaluate", {"expression": AXE})
+        assert browser.execute_async_script(JUDGE) == []
+    finally:
+        browser.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
+        browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": []})
+
+
+def test_a_figure_can_be_kept_as_picture_and_as_data(page: Any, tmp_path: Path) -> None:
+    where = {"behavior": "allow", "downloadPath": str(tmp_path)}
+    page.execute_cdp_cmd("Browser.setDownloadBehavior", where)
+    press = """const figure = document.querySelectorAll(arguments[0])[arguments[1]];
+    figure.querySelector(`[aria-label='${arguments[2]}']`).click()"""
+    name = "personal-accuracy"
+    for label in ("Save as PNG", "Save as SVG", "Save the data as CSV"):
+        page.execute_script(press, "#curves figure", 0, label)
+    kept = [tmp_path / f"{name}.{ending}" for ending in ("png", "svg", "csv")]
+    wait_for(lambda: all(path.is_file() for path in kept))
+    png, svg, csv = (path.read_bytes() for path in kept)
+    assert png.startswith(b"\x89PNG")
+    assert len(png) > 5_000
+    assert svg.startswith(b"<svg")
+    assert svg.count(b"<polyline") == 2
+    assert csv.startswith(b"run,clock (virtual time),value,least to most\n")
+    page.execute_script(press, "#devices figure", 0, "Save as SVG")
+    drawn = tmp_path / "personal-scores-over-devices.svg"
+    wait_for(drawn.is_file)
+    assert b"<path" in drawn.read_bytes()
+
+
+def test_the_result_is_copied_as_markdown(page: Any) -> None:
+    page.execute_cdp_cmd("Browser.grantPermissions", {"permissions": ["clipboardReadWrite"]})
+    page.find_element("css selector", ".actions button").click()
+    read = "navigator.clipboard.readText().then(arguments[0], (e) => arguments[0](String(e)))"
+    text = wait_for(lambda: page.execute_async_script(read))
+    assert text.startswith(f"**{text_of(page, 'h1')}**")
+    assert "- Personal accuracy: " in text
+    assert "| run | personal | worst tenth | global | state |" in text
+
+
+def test_two_runs_that_share_nothing_are_one_card(browser: Any, tmp_path: Path) -> None:
+    train("fedbcd-sync", rounds=2, out=tmp_path / "digits")
+    pairs = [(torch.randn(9, 3), torch.randn(9)) for _ in range(8)]
+    lines = fb.Federation(
+        lambda: nn.Sequential(nn.Linear(3, 1), nn.Flatten(0)),
+        nn.functional.mse_loss,
+        [(one, one) for one in pairs],
+        servers=2,
+    )
+    fb.train(lines, fb.FedBCD(), rounds=2, out=tmp_path / "lines")
+    _open(browser, tmp_path)
+    assert text_of(browser, "h1") == "Nothing to compare: digits by accuracy and lines by mse."
+    assert text_of(browser, ".card").startswith("These runs share no measure (")
+    assert f"fedbcd report {tmp_path / 'lines'}" in text_of(browser, ".card code")
+    assert complaints(browser) == []
 
 
 def test_a_broken_log_shows_a_message_and_what_came_before(browser: Any, tmp_path: Path) -> None:

@@ -770,10 +770,20 @@ def test_the_command_writes_into_the_run_folder_and_prints_json(tmp_path: Path) 
     assert '"round_time":[' in text  # the plan for every B
 
 
-def test_a_folder_without_runs_is_a_sentence(tmp_path: Path) -> None:
-    answer = fedbcd("report", tmp_path)
-    assert answer.code == RecordError.exit_code
-    assert "holds no run" in answer.err
+def test_a_folder_without_runs_is_a_sentence_with_the_command_that_helps(tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "foreign").mkdir()
+    (tmp_path / "foreign" / "events.out.tfevents.1").touch()
+    for name, words in (
+        ("empty", "is empty and holds no run"),
+        ("foreign", "holds events.out.tfevents.1, but it holds no run"),
+        ("foreign/events.out.tfevents.1", "is a file and no folder of a run"),
+        ("nowhere", "does not exist"),
+    ):
+        answer = fedbcd("report", tmp_path / name)
+        assert answer.code == RecordError.exit_code
+        assert f"{name} {words}" in answer.err
+        assert f"fedbcd run --out {tmp_path / name}-run makes one" in answer.err
 
 
 def test_a_long_log_is_cut_to_the_longest_rounds_and_the_last(tmp_path: Path) -> None:

@@ -18,6 +18,7 @@ from starlette.responses import HTMLResponse, JSONResponse, RedirectResponse, Re
 from starlette.routing import Route
 
 from fedbcd.dashboard import is_loopback
+from fedbcd.dashboard.changes import Sent
 from fedbcd.dashboard.deployment import WatchedDeployment
 from fedbcd.dashboard.library import Library, Watched
 from fedbcd.report.advice import advice
@@ -133,6 +134,7 @@ class _Pages:
 
     def __init__(self, library: Library, deployment: WatchedDeployment | None) -> None:
         self.library, self.deployment = library, deployment
+        self._sent = Sent()
         self._files = {"view.css": styles(), **{name: static(name) for name in SCRIPTS}}
         self._files["dashboard.js"] = (
             files("fedbcd.dashboard") / "static" / "dashboard.js"
@@ -153,16 +155,17 @@ class _Pages:
         return JSONResponse(await run_in_threadpool(self.library.runs))
 
     async def view(self, request: Request) -> Response:
-        """The views of the picked runs, and of the deployment if there is one; 204 where nothing
-        has changed.
+        """The views of the picked runs, and of the deployment if there is one; of one that the page
+        has, what has changed since; 204 where nothing has.
         """
         keys = [key for key in request.query_params.get("runs", "").split(",") if key]
         version, view = await run_in_threadpool(self.library.view, keys)
         if self.deployment is not None:
             version += await run_in_threadpool(self._add_deployment, self.deployment, view)
-        if request.query_params.get("version") == version:
+        theirs = request.query_params.get("version")
+        if theirs == version:
             return Response(status_code=204)
-        return _json({**view, "version": version})
+        return _json(self._sent.answer(view, version, theirs))
 
     def _add_deployment(self, deployment: WatchedDeployment, view: dict[str, Any]) -> str:
         """Put what its roles say beside the runs; a word that changes with it."""

@@ -20,7 +20,9 @@ from fedbcd.report.runs import Extras, find_runs, read_extras
 from fedbcd.report.standing import RunStanding
 from fedbcd.report.view import RunRecord, devices_view, record_of, run_view, together
 
-PHASES = 3_000  # in one answer; details of a stretch are fetched when someone zooms in
+# phases in a stretch that someone looks at, and in what is sent once a second: the latest, and
+# shares of time for the rest
+PHASES, LATEST = 3_000, 100
 LOG_BYTES_AT_ONCE = (
     1 << 25
 )  # bytes of a log that are read for one answer; the rest comes with the next ones
@@ -63,7 +65,7 @@ class Watched:
                     folders = [folder for folder, _ in compared]
                     found = best_baseline(record.identity, folders, self._extras.judged)
                     self._still = devices_view(record, found)
-                self._view = run_view(record, self.key, PHASES, self._still)
+                self._view = run_view(record, self.key, LATEST, self._still)
                 self._view["advice"] = advice(self._view)
                 self._stamp = stamp
             return stamp

@@ -148,7 +148,11 @@ def _progress(group: Group) -> list[Tile]:
     kind = str(summary.get("time", "virtual"))
     share = summary.get("fraction")
     tiles = [
-        Tile("Rounds", f"{summary['rounds']:,}", "" if share in (None, 1.0) else f"{share:.0%}"),
+        Tile(
+            "Rounds",
+            f"{summary['rounds']:,}",
+            "" if share in (None, 1.0) else f"{100 * share:.0f} %",
+        ),
         Tile("Clock", in_time(summary["clock"], kind)),
         Tile("Devices", f"{summary['devices']:,}", f"{summary['servers']:,} servers"),
     ]
@@ -196,9 +200,9 @@ def cards_of(runs: Sequence[View]) -> list[Card]:
         if run.get("damage")
     ]
     tables = [dict(run["settings"]) for run in runs]
-    measures = [{m["name"] for m in run["measures"]} for run in runs if run["measures"]]
+    measures = {run["summary"]["metric"] for run in runs if run["measures"]}
     commands = "\n".join(f"fedbcd report {run['folder']}" for run in runs[:MOST_NAMED])
-    if len(measures) > 1 and not set.intersection(*measures):
+    if len(measures) > 1:
         each = listed([f"{run['name']}: {_metric(run)}" for run in runs[:MOST_NAMED]])
         words = f"These runs share no measure ({each}), so nothing of them compares. Look at each:"
         return [*cards, Card(words, commands)]

@@ -15,7 +15,8 @@ MOST_PHASES = 4_000  # in a page; of a longer run the longest rounds and the las
 LONGEST, AROUND, LAST = 5, 8, 50  # rounds: how many longest, with how many beside each; the last
 MOST_VISITS_SHOWN = 12_000
 POINTS = 100  # of the pace of a run
-BINS, CELLS = 400, 10_000  # of an overview of the rest: at most so many of a server, and of all
+# of an overview of the rest: at most so many of a server, and of all; of all for each phase shown
+BINS, CELLS, PER_PHASE, FEWEST_BINS = 400, 10_000, 20, 20
 
 
 def timeline_view(
@@ -55,7 +56,9 @@ def timeline_view(
         "mixes": _mixes(timeline, known),
         "total_phases": len(chosen),
         "known": [[round(a, 4), round(b, 4)] for a, b in known],
-        "overview": _overview(timeline, begin, stop) if len(chosen) > len(shown) else None,
+        "overview": None
+        if len(chosen) == len(shown)
+        else _overview(timeline, begin, stop, min(CELLS, PER_PHASE * most)),
     }
 
 
@@ -104,7 +107,7 @@ def _mixes(timeline: Timeline, known: list[tuple[float, float]]) -> dict[str, An
     }
 
 
-def _overview(timeline: Timeline, begin: float, end: float) -> dict[str, Any]:
+def _overview(timeline: Timeline, begin: float, end: float, cells: int) -> dict[str, Any]:
     """Per server and bin of time: which share of it was response and update, and which waiting."""
     phases = timeline.phases
     server, opened, ended = np.asarray(phases.server), _floats(phases.opened), _floats(phases.ended)
@@ -112,7 +115,7 @@ def _overview(timeline: Timeline, begin: float, end: float) -> dict[str, Any]:
     ended = np.where(ended < 0, timeline.now, ended)
     released = np.where(released < 0, timeline.now, released)
     servers = max(timeline.servers, default=-1) + 1
-    bins = max(40, min(BINS, CELLS // max(1, servers)))
+    bins = max(FEWEST_BINS, min(BINS, cells // max(1, servers)))
     edges = np.linspace(begin, max(end, begin + 1e-9), bins + 1)
     percent = 100 / (edges[1] - edges[0])
     collecting: list[list[int]] = []

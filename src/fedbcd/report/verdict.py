@@ -132,7 +132,8 @@ def verdict_on(groups: Sequence[Group]) -> Verdict:
     if standing is None:
         return found
     tone = "bad" if found.tone == "bad" and scored else standing.tone
-    words = f"{standing.words} {found.words}" if scored else standing.words
+    so_far = found.words.replace(" ends at ", " is at ")
+    words = f"{standing.words} {so_far}" if scored else standing.words
     return replace(found, tone=tone, words=words)
 
 
@@ -157,7 +158,7 @@ def _standing(runs: Sequence[View]) -> Verdict | None:
             continue
         where = found[0]["summary"]["standing"].partition(";")[0]
         share = found[0]["summary"].get("fraction")
-        done = f" ({share:.0%})" if share and state == "running" else ""
+        done = f" ({100 * share:.0f} %)" if share and state == "running" else ""
         others = f", and {len(found) - 1} more" if len(found) > 1 else ""
         text = f"{verb}{where}{done}{others}."
         who = f"{found[0]['name']}: " if len(runs) > 1 else ""

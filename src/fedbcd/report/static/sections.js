@@ -34,7 +34,7 @@
       return devices.replaceChildren(drawn.el);
     }
     function tile(one) {
-      return h("div", { class: `tile ${one.tone || ""}` }, h("span", { class: "label" }, one.label), h("strong", {}, one.value), one.change ? h("span", { class: `change ${one.tone || ""}` }, one.change) : null, one.note ? h("span", { class: "note" }, one.note) : null);
+      return h("div", { class: `tile ${one.tone || ""}` }, h("span", { class: "label" }, one.label), h("strong", {}, one.value), one.change ? h("span", { class: `change ${one.tone || ""} ${one.change.startsWith("−") ? "fewer" : "more"}` }, one.change) : null, one.note ? h("span", { class: "note" }, one.note) : null);
     }
     function step(one) {
       return h("li", {}, h("p", {}, one.words), one.command ? h("div", { class: "command" }, h("code", { tabindex: "0" }, one.command), copyButton("Copy", `Copy: ${one.command}`, () => one.command)) : null);

@@ -239,7 +239,7 @@
     const pick = choice("run", [], () => { range = undefined; chosen = null; data = null; update(); });
     const jump = h("input", { type: "number", min: "0", onchange: () => show(Number(jump.value)) });
     const controls = h("div", { class: "controls" }, pick.el, h("label", {}, "round", jump), button("−", "Zoom out", () => zoom(2)), button("+", "Zoom in", () => zoom(0.5)), button("◀", "Earlier", () => move(-0.5)), button("▶", "Later", () => move(0.5)),
-      button("Longest", "Show the longest round", () => longest()), button("All", "Show everything", () => { range = null; settle(); }));
+      button("Longest", "Longest round", () => longest()), button("All", "All: show everything", () => { range = null; settle(); }));
     const drawn = h("div", { class: "drawn" }, strip, canvas, tip.el);
     el.append(controls, h("ul", { class: "legend quiet" }, KEYS.map(([name, text]) => swatch(`var(--${name})`, text))), drawn, note, words,
       h("p", { class: "muted hint" }, "Drag to move, or a stretch of the strip to show it; click a mix for its story. With the keyboard: + and − zoom, arrows move, n and p step through rounds, Home shows all."), rows);
@@ -283,9 +283,16 @@
       note.textContent = crowded.size ? `Phases of ${whose} are too short to be drawn one by one here: their rows are filled by shares of time. Zoom in to see them.` : bare ? `Some of what is in view is known as shares of time only${app.source.timeline ? "" : ": one by one this page keeps the longest rounds and the last ones"}.` : "";
       canvas.setAttribute("aria-label", `Timeline of ${one.name}, clock ${format(a)} to ${format(b)}: ${t.servers} servers, ${t.mixes.round.length} mixes in view or near. Step through rounds with n and p; the text below describes the chosen round.`);
     }
+    function near(round) {  // of a round whose details are fetched: about when it was
+      const { time, done } = run().rounds.pace, at = fedbcd.at(done, time, round + 1), half = 4 * run().rounds.mean, [begin, end] = whole();
+      range = [Math.max(begin, at - half), Math.min(end, at + half)];
+      words.textContent = `Around round ${count(round)}: click a mix for its story.`;
+      settle();
+    }
     function show(round) {
       const t = run() && run().timeline;
       if (!t || !t.mixes.round.length) return;
+      if (app.source.timeline && run().rounds && !t.mixes.round.includes(round) && round >= 0 && round < run().rounds.rounds) { near(round); return; }
       const m = t.mixes, [first, last] = [m.round[0], m.round[m.round.length - 1]], wanted = Math.max(first, Math.min(round, last));
       const k = m.round.findIndex((one) => one >= wanted);
       chosen = m.round[k];

@@ -51,7 +51,7 @@
     const title = h("h1", {}), under = h("p", { class: "facts" }), notices = h("div", { role: "status" });
     const links = parts.filter((part) => part.id !== "first").map((part) => (part.link = h("li", {}, h("a", { href: `#${part.id}`, onclick: () => part.el.open && part.el.open() }, part.title))));
     root.replaceChildren(
-      h("header", { class: "top" }, h("div", {}, under, title), h("div", { class: "actions" }, copyButton("Copy as Markdown", "Copy the result as Markdown", () => asText(app)), button("Print", "Print this page", () => print(), "small"), themeButton())),
+      h("header", { class: "top" }, h("div", {}, under, title), h("div", { class: "actions" }, copyButton("Copy as Markdown", "Copy as Markdown", () => asText(app)), button("Print", "Print this page", () => print(), "small"), themeButton())),
       h("nav", { class: "sections", "aria-label": "Sections" }, h("ul", {}, links)),
       h("main", { id: "main", tabindex: "-1" }, notices, parts.map((part) => part.el)),
       h("footer", {}, "Made by fedbcd, from event logs, histories and model heads alone. Charts by uPlot (MIT)."));
