@@ -81,6 +81,7 @@ ELSEWHERE = {
     "engines/warnings": "engines/test_numerics_guard.py",
     "engines/watcher": "engines/test_certificates.py",
     "errors": "scenarios/test_bad_input.py",
+    "schedule/changes": "engines/test_membership.py",
     "schedule/driver": "engines/test_rounds.py",
     "schedule/effort": "unit/test_measures.py",
     "schedule/events": "engines/test_rounds.py",
