@@ -41,7 +41,7 @@ def next_steps(runs: Sequence[View]) -> list[Step]:
 
 def _always(runs: Sequence[View]) -> list[Step]:
     """What holds of every run with one seed."""
-    if not runs or len({run["seed"] for run in runs}) > 1:
+    if not runs or len({run["seed"] for run in runs}) > 1 or any(run.get("series") for run in runs):
         return []
     if any(run["summary"]["state"] != "finished" for run in runs):
         return []
