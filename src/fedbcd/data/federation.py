@@ -307,7 +307,11 @@ def check_federation(given: Any) -> None:
 
 
 def with_test(data: Any) -> tuple[DeviceData, DeviceData | None]:
-    """(train, test) of a device; the parts of (inputs, targets) are tensors, arrays or lists."""
+    """(train, test) of a device, also by these names; the parts of (inputs, targets) are tensors,
+    arrays or lists.
+    """
+    if isinstance(data, Mapping) and {*data} == {"train", "test"}:
+        data = data["train"], data["test"]
     if isinstance(data, tuple) and len(data) == 2:
         train, test = data
         if _is_whole(train) and (test is None or _is_whole(test)):
