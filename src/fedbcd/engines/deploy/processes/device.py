@@ -93,9 +93,7 @@ class DeviceProcess(Process):
         is_uploading = machine.state in (DeviceState.UPLOADING, DeviceState.WITHDRAWING)
         # also when it was let in on a request from an earlier phase. An upload that is said again
         # after a cut may be of a phase that is over; who asks too early waits for the next
-        if is_uploading and not (
-            self.pace.has_own_timers and self._uploaded == machine.activation
-        ):
+        if is_uploading and not (self.pace.has_own_timers and self._uploaded == machine.activation):
             self._uploaded = machine.activation
             self._asked = max(self._asked, self._phase.phase)
         self.metrics.rounds.set(machine.activation)
