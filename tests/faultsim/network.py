@@ -2,7 +2,7 @@
 and how long after the end of the fault two more had.
 
 Every actor is needed for every round, timeouts are those of a deployment that names none. `python
--m faultsim.network` needs Linux, root, `ip` and /dev/net/tun, and takes ten minutes; `--within 15`
+-m faultsim.network` needs Linux, root, `ip` and /dev/net/tun, and takes half an hour; `--within 15`
 ends with 1 if something took longer. Afterwards the logs go through the reference model and are
 replayed to the models on disk.
 """
@@ -192,7 +192,8 @@ def suffer_all(asked: argparse.Namespace, tell: Callable[[dict[str, Any]], None]
         if not chosen:
             continue
         keep = asked.keep and asked.keep / str(hidden)
-        with troubled(keep, hidden=hidden) as run:
+        hurried = {"peer_s": (asked.peer, asked.peer)} if asked.peer else {}
+        with troubled(keep, hidden=hidden, **hurried) as run:
             run.wait_for_round(2)
             for fault, host in ((one, host) for one in chosen for host in FAULTS[one][0]):
                 if not asked.hosts or host in asked.hosts:
@@ -209,6 +210,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--seconds", type=float, default=30.0, help="of each fault that lasts")
     parser.add_argument("--within", type=float, default=600.0, help="seconds, at most, afterwards")
     parser.add_argument("--faults", nargs="*", choices=[*FAULTS], help="some only")
+    parser.add_argument("--peer", type=float, help="[deploy] peer_s, in place of the usual")
     parser.add_argument("--keep", type=Path, help="an empty folder for stores and logs")
     parser.add_argument("--hosts", nargs="*", choices=HOSTS, help="some only")
     asked = parser.parse_args(arguments)
