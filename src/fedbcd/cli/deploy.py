@@ -607,9 +607,10 @@ def status_command(
     elif not as_json:
         show(_status_table(found), Console())
         for status in found:
-            error = [status["error"]] if "error" in status else []
-            for sentence in (*error, *status.get("trouble", ())):
-                say(f"{status['actor'].replace('/', ' ')}: {sentence}", Console())
+            if "error" in status:
+                say(f"{status['actor'].replace('/', ' ')}: {status['error']}", Console())
+            for sentence in status.get("trouble", ()):
+                say(f"{status['actor']}: {sentence}", Console())
     if silent:
         raise typer.Exit(1)
 
