@@ -13,6 +13,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from faultsim.keeping import (
+    coordinator_may_keep,
+    mixed_by,
+    repeated_sessions,
+    restored_handles,
+    server_may_keep,
+    wrong_admission,
+)
 from faultsim.world import FAR, Violation, World, trained
 from fedbcd.algorithm.method import Relative
 from fedbcd.engines.deploy.links.letter import Letter
@@ -88,18 +96,20 @@ def check(world: World) -> None:
     """
     for device in range(world.plan.devices):
         check_model_is_kept(device, world.nodes[f"device/{device}"].disk.log)
-    if world.stores.let_in:
-        raise Violation(world.stores.let_in[0])
+    for wrong in (*world.stores.let_in, *world.objections):
+        raise Violation(wrong)
     if world.stores.are_split:
         return
     logs = {actor: tuple(node.disk.log) for actor, node in world.nodes.items()}
     lost = {actor for actor, node in world.nodes.items() if node.was_reset}
     lost |= world.recovering.actors
-    wire = Wire(world.sent)
+    # who trains offline and comes back with an old disk has trained otherwise than before
+    wire = Wire(world.sent, lost if world.plan.method.offline else ())
     right = {actor for actor, node in world.nodes.items() if node.is_right}
     servers = _check_logs(world.plan, logs, world.sent, lost, wire)
     check_causes(world.sent, logs, right)
     check_nobody_is_carried_along({actor: logs[actor] for actor in right}, world.now)
+    check_lives(world)
     check_final(world, logs, lost, servers, wire)
 
 
@@ -140,9 +150,14 @@ def _check_logs(
     check_letters_are_durable(
         letters, {actor: log for actor, log in logs.items() if actor not in lost}
     )
-    servers = {
-        n: check_server(plan, n, logs[f"server/{n}"], wire) for n in range(len(plan.servers))
-    }
+    servers = {}
+    for n in range(len(plan.servers)):
+        servers[n] = check_server(plan, n, logs[f"server/{n}"], wire)
+        if servers[n].recovered:
+            continue
+        check_restored(plan, n, logs[f"server/{n}"], wire)
+        if wrong := wrong_admission(plan, n, logs[f"server/{n}"]):
+            raise Violation(f"server {n} {wrong}")
     check_coordinator(plan, logs[COORDINATOR], wire)
     for device in range(plan.devices):
         check_offline_limit(plan, device, logs[f"device/{device}"])
@@ -156,17 +171,19 @@ def _near(one: Tensor, two: Tensor) -> bool:
 
 class Wire:
     """Every model that was ever sent. A name stands for one value, bit for bit, however often and
-    after whatever crash it is sent.
+    after whatever crash it is sent; but of those who may have changed it, the latest counts.
     """
 
-    def __init__(self, letters: Iterable[Letter]) -> None:
+    def __init__(self, letters: Iterable[Letter], changed: Collection[Actor] = ()) -> None:
         self._models: dict[tuple[str, str], Tensor] = {}
         for letter in letters:
             if letter.model is None:
                 continue
             key = self._key(letter)
             known = self._models.setdefault(key, letter.model.clone())
-            if not (torch.equal(known, letter.model)):
+            if letter.sender in changed:
+                self._models[key] = letter.model.clone()
+            elif not torch.equal(known, letter.model):
                 raise Violation(
                     f"{key[0]} {key[1]} was sent as {known.tolist()} and as {letter.model.tolist()}"
                 )
@@ -191,6 +208,10 @@ class Wire:
     def restored(self, actor: Actor, event: Restored) -> Tensor:
         """What a device was told to start from."""
         return self._of(actor, f"restored/{event.incarnation}")
+
+    def has_restored(self, actor: Actor, event: Restored) -> bool:
+        """Whether a device was ever told so."""
+        return (actor, f"restored/{event.incarnation}") in self._models
 
     def knows(self, name: str) -> bool:
         """Whether a handle was ever sent."""
@@ -514,6 +535,23 @@ def check_server(plan: Blueprint, server: int, log: Log, wire: Wire) -> ServerSt
     return story
 
 
+def check_restored(plan: Blueprint, server: int, log: Log, wire: Wire) -> None:
+    """A device that is put in step begins with what it contributed last, or with what a new one
+    begins with.
+    """
+    for device, restored, handle in restored_handles(log) if plan.method.has_personal else ():
+        known = wire.has_restored(f"device/{device}", restored)
+        if not known or (handle and not wire.knows(handle)):
+            continue
+        found = wire.restored(f"device/{device}", restored)
+        right = wire.model(handle) if handle else plan.start
+        if not torch.equal(found, right):
+            raise Violation(
+                f"server {server} told device {device} to begin with {found.tolist()}, not with"
+                f" {handle or 'x(0)'}, which is {right.tolist()}"
+            )
+
+
 def _sum(
     copies: Mapping[int, Tensor], weights: Sequence[float], who: Iterable[int]
 ) -> tuple[Tensor, float]:
@@ -616,10 +654,12 @@ def _check_mix(plan: Blueprint, command: MixModels, queue: list[ServerReady], wi
             raise Violation(
                 f"{command} did not keep the mean: {models.mean(0)} became {results.mean(0)}"
             )
-        if not isinstance(cloud, GraphCloud) and not (
-            _near(results, models.mean(0).expand_as(results))
-        ):
-            raise Violation(f"{command} gave {results}")
+        right = models.mean(0).expand_as(results)
+        if isinstance(cloud, GraphCloud):
+            reports = dict(zip(command.servers, models, strict=True))
+            right = torch.stack(mixed_by(cloud.mixing, command.round, reports))
+        if not _near(results, right):
+            raise Violation(f"{command} gave {results}, not {right}")
 
 
 # ------------------------------------------------------------------------------------------------
@@ -700,6 +740,15 @@ def device_story(
     return x, prev
 
 
+def check_lives(world: World) -> None:
+    """No mini-batch is drawn twice, also by a device that has lost its memory."""
+    for actor, node in world.nodes.items():
+        if node.lives and actor.startswith("device/"):
+            is_late = number_of(actor) in world.plan.late
+            if again := repeated_sessions([*node.lives, node.disk.log], is_late):
+                raise Violation(f"{actor} {again}")
+
+
 # ------------------------------------------------------------------------------------------------
 # the end
 def check_promises(letters: Iterable[Letter], servers: Mapping[int, ServerStory]) -> None:
@@ -744,6 +793,12 @@ def check_final(
         kept = {file for file, _ in node.disk.tensors_.values()}
         if not ({*node.disk.entries} == kept):
             raise Violation(f"{actor} keeps {sorted(node.disk.entries)}, but needs {sorted(kept)}")
+        if actor in lost:
+            continue
+        if not actor.startswith("device/"):
+            may_keep = coordinator_may_keep if actor == COORDINATOR else server_may_keep
+            if more := node.disk.tensors_.keys() - may_keep(logs[actor]):
+                raise Violation(f"{actor} keeps {sorted(more)}, for which nobody can ask")
         if actor.startswith("server/"):
             story = servers[number_of(actor)]
             if not (_near(node.role.z, story.z)):

@@ -31,21 +31,23 @@ from fedbcd.compute.workers import OneWorker, Workers
 from fedbcd.data.federation import Federation
 from fedbcd.protocol.messages import ModelRef
 from fedbcd.record.tensorfile import digest_of
-from fedbcd.schedule.work import (
+from fedbcd.schedule.changes import (
     Accept,
     Admit,
-    Adopt,
-    Count,
     CountNobody,
     Dismiss,
+    Recall,
+    Recount,
+    Restore,
+)
+from fedbcd.schedule.work import (
+    Adopt,
+    Count,
     Forget,
     Instruction,
     Mix,
     Open,
-    Recall,
-    Recount,
     Report,
-    Restore,
     Round,
     Sessions,
     Step,

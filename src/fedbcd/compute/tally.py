@@ -14,7 +14,7 @@ from fedbcd.algorithm import cloud as cloud_step
 from fedbcd.algorithm.method import Bound
 from fedbcd.compute.contributions import ServerSums
 from fedbcd.compute.devices import Devices
-from fedbcd.schedule.work import Admit, Dismiss
+from fedbcd.schedule.changes import Admit, Dismiss
 
 
 class Tally:

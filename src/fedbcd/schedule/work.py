@@ -11,6 +11,15 @@ from dataclasses import dataclass
 from fedbcd.protocol import messages as m
 from fedbcd.protocol.clouds import Cloud
 from fedbcd.protocol.messages import Actor, ModelRef
+from fedbcd.schedule.changes import (
+    Accept,
+    Admit,
+    CountNobody,
+    Dismiss,
+    Recall,
+    Recount,
+    Restore,
+)
 from fedbcd.schedule.effort import Effort
 from fedbcd.schedule.mixing import weights_of
 
@@ -90,61 +99,6 @@ class Adopt:
     """From here on this server holds this model."""
 
     server: int
-    model: ModelRef
-
-
-@dataclass(frozen=True, slots=True)
-class Admit:
-    """A device joins, or comes back, and begins at `model`."""
-
-    server: int
-    device: int
-    model: ModelRef
-
-
-@dataclass(frozen=True, slots=True)
-class Dismiss:
-    """A device leaves; `anew`: the sum is formed from those who are left."""
-
-    server: int
-    device: int
-    anew: bool
-
-
-@dataclass(frozen=True, slots=True)
-class CountNobody:
-    """What the members of a server have contributed is lost."""
-
-    server: int
-
-
-@dataclass(frozen=True, slots=True)
-class Recall:
-    """A device stands by what it has contributed last; an upload that waits is that."""
-
-    device: int
-
-
-@dataclass(frozen=True, slots=True)
-class Recount:
-    """A device has contributed again."""
-
-    server: int
-    device: int
-
-
-@dataclass(frozen=True, slots=True)
-class Accept:
-    """A server has an upload for good; only of devices that will be restored."""
-
-    device: int
-
-
-@dataclass(frozen=True, slots=True)
-class Restore:
-    """A device that lost its memory starts again from what its server accepted last, `model`."""
-
-    device: int
     model: ModelRef
 
 
