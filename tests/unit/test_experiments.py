@@ -408,3 +408,16 @@ def test_a_sweep_leaves_curves_tables_and_a_report(tmp_path: Path) -> None:
     lines = (out / "curves.csv").read_text().splitlines()
     assert lines[1].startswith("algorithm.penalty = 0.1,0,0")
     assert "best: algorithm.penalty = " in result.output
+
+
+def test_a_sweep_is_not_put_among_the_files_of_a_run(tmp_path: Path) -> None:
+    job, out = tmp_path / "job.toml", tmp_path / "out"
+    sweep = {"keys": {"algorithm.penalty": [0.1, 5.0]}}
+    job.write_text(dump_toml({**SMALL, "sweep": sweep}))
+    parse(SMALL)[0].run(out)
+    before = {path: path.stat().st_mtime_ns for path in out.iterdir()}
+    with pytest.raises(RecordError, match="holds a run already; choose another folder with --out"):
+        CliRunner().invoke(app, ["sweep", str(job), "--out", str(out)], catch_exceptions=False)
+    assert {path: path.stat().st_mtime_ns for path in out.iterdir()} == before
+    with pytest.raises(ConfigError, match=r"unknown key 'sweep' \(it is for 'fedbcd sweep'\)"):
+        CliRunner().invoke(app, ["run", str(job)], catch_exceptions=False)

@@ -18,7 +18,16 @@ from fedbcd.algorithm.augment import FlipCrop
 from fedbcd.algorithm.method import Facts, Method, method_of
 from fedbcd.algorithm.methods import FedBCD
 from fedbcd.algorithm.objective import Loss
-from fedbcd.config import HOMES, build, check_keys, convert, nearest, read_toml, renamed_keys
+from fedbcd.config import (
+    HOMES,
+    PLACES,
+    build,
+    check_keys,
+    convert,
+    nearest,
+    read_toml,
+    renamed_keys,
+)
 from fedbcd.data.datasets import DATASETS, LoadedDataset
 from fedbcd.data.federation import Federation
 from fedbcd.data.given import Data, load_data, sizes_of, targets_of
@@ -261,6 +270,7 @@ ACTIVE = 3  # q, where a job file is silent
 for section, part in (("data", DataPart), ("federation", FederationPart), ("model", ModelPart)):
     HOMES.update({key.name: section for key in fields(part) if key.name != "name"})
 HOMES["active"] = "federation"
+PLACES["sweep"] = "for 'fedbcd sweep'"
 
 
 @dataclass(frozen=True, kw_only=True)
