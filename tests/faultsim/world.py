@@ -39,6 +39,7 @@ from fedbcd.protocol import DeviceState, ServerState
 from fedbcd.protocol.messages import (
     COORDINATOR,
     Actor,
+    DeadlinePassed,
     DeviceJoined,
     DeviceLeft,
     DeviceLost,
@@ -46,6 +47,7 @@ from fedbcd.protocol.messages import (
     Failed,
     ModelRef,
     OfflineDue,
+    OpenPhase,
     RetryDue,
     Trained,
     Woke,
@@ -277,6 +279,8 @@ class World:
             )
         node.role.watch = lambda step, _: self._noted(node, step)
         self._work(node)
+        if getattr(node.role.machine, "state", None) is ServerState.COLLECTING:
+            self._set_deadline(node)
         self.after(0.01, lambda: self._connect_all(actor))
 
     def _made(self, node: Node) -> Any:
@@ -289,6 +293,17 @@ class World:
 
     def _noted(self, node: Node, step: Transition) -> None:
         node.committed = node.role.store.length
+        if self.plan.deadline and any(isinstance(c, OpenPhase) for c in step.commands):
+            self._set_deadline(node)
+
+    def _set_deadline(self, node: Node) -> None:
+        """When the time of a phase is over; it may have ended by then. A restart sets it anew."""
+        rule = self.plan.deadline
+        if rule is None or rule.after is None:
+            return
+        event = DeadlinePassed(phase=node.role.machine.phase)
+        tell = partial(self._do, node, lambda: node.role.tell(event, self.time_of(node)))
+        self.after(rule.after * self.schedule.pace, tell)
 
     def time_of(self, node: Node) -> float:
         return self.now + node.offset + node.leap
