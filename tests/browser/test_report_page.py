@@ -473,6 +473,8 @@ def test_two_runs_that_share_nothing_are_one_card(browser: Any, tmp_path: Path) 
     _open(browser, tmp_path)
     assert text_of(browser, "h1") == "Nothing to compare: digits by accuracy and lines by mse."
     assert text_of(browser, ".card").startswith("These runs share no measure (")
+    assert not browser.find_element("css selector", "#first .pair").is_displayed()
+    assert not browser.find_elements("css selector", ".tile, ol.next li")
     assert f"fedbcd report {tmp_path / 'lines'}" in text_of(browser, ".card code")
     assert complaints(browser) == []
 
