@@ -254,17 +254,18 @@ class _Database:
         if time == -math.inf:
             place = 0
         else:
+            place = -1
             where = "time = ?" if number is None else "number = ? AND time = ?"
             values = (time,) if number is None else (number - 1, time)
             found = self._db.execute(
                 f"SELECT number FROM transition WHERE {where}", values
             ).fetchone()
-            if found is None and line is not None:
-                same = (
-                    "SELECT number FROM transition WHERE number = ? AND event = ? AND commands = ?"
-                )
-                found = self._db.execute(same, (line[0] - 1, *_encoded(line[1])[2:])).fetchone()
-            place = -1 if found is None else int(found[0]) + 1
+            if found is not None:
+                place = int(found[0]) + 1
+            elif line is not None:  # its time may be another there, and a journal is left out
+                same = [*self._steps("number = ?", (line[0] - 1,))]
+                if [(s.event, s.commands) for s in same] == [(line[1].event, line[1].commands)]:
+                    place = line[0]
         length = self.length()
         chosen = (
             ("number >= ? AND number < ?", (place, length))
