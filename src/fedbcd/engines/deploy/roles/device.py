@@ -19,9 +19,11 @@ from fedbcd.engines.deploy.roles.store import Store
 from fedbcd.errors import LocalProtocolError, Refused
 from fedbcd.protocol import Device, DeviceState
 from fedbcd.protocol.messages import (
+    Acknowledged,
     Activated,
     Actor,
     Command,
+    Declined,
     Event,
     Failed,
     ModelRef,
@@ -47,6 +49,7 @@ class DeviceRole(Role):
     """
 
     OWN = (Woke, OfflineDue, RetryDue)
+    COPIED = (Activated, Acknowledged, Declined, Restored)
     machine: Device
 
     def __init__(

@@ -46,15 +46,19 @@ from fedbcd.protocol.messages import (
     DeviceReset,
     Dismiss,
     Event,
+    GlobalUpdated,
+    Isolated,
     Mixed,
     ModelRef,
     OpenPhase,
     Restored,
+    Resumed,
     RetryDue,
     Send,
     ServerReady,
     Started,
     StepModel,
+    UpdateRequested,
     Uploaded,
     Withdrawn,
     incarnation_of,
@@ -73,6 +77,7 @@ class ServerRole(Role):
     """One server."""
 
     OWN = (Started, RetryDue, DeadlinePassed, DeviceLost, DeviceJoined, DeviceLeft, DeviceReset)
+    COPIED = (UpdateRequested, Uploaded, Withdrawn, Resumed, Mixed, GlobalUpdated, Isolated)
     machine: Server
 
     def __init__(
