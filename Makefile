@@ -70,6 +70,7 @@ evidence: $(VENV)/run.stamp
 SEED ?= $(shell date +%s)
 torture: $(VENV)/dev.stamp
 	FEDBCD_EXPLORE=$(SEED) OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/unit tests/property
+	FEDBCD_NETWORK=1 $(BIN)/python -m pytest tests/scenarios/test_beside_flower.py
 	FEDBCD_HALF_OPEN=10000 $(BIN)/python -m pytest tests/faults/test_hostile.py
 	cd tests && ../$(BIN)/python -m faultsim.raw $(ARGS)
 

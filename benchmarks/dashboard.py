@@ -5,6 +5,7 @@ python benchmarks/dashboard.py [--out results/dashboard.json] [--rounds N]
 """
 
 import argparse
+import gzip
 import http.client
 import json
 import shutil
@@ -14,6 +15,7 @@ import tempfile
 import threading
 import time
 import urllib.parse
+from functools import partial
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
@@ -35,7 +37,7 @@ from fedbcd.report.view import read_run
 from fedbcd.schedule.driver import Driver
 from fedbcd.schedule.events import Simulation
 from support.waiting import wait_for
-from support.web import complaints, start_browser, text_of
+from support.web import complaints, show, start_browser, text_of
 
 DEVICES, SERVERS = 10_000, 100
 
@@ -66,7 +68,7 @@ def make_run(folder: Path, rounds: int) -> None:
             )
         )
     scores = {device: (device % 100) / 100 for device in range(DEVICES)}
-    notes = notes_of(federation, scores, dict.fromkeys(range(DEVICES), 0.5))
+    notes = notes_of(federation, scores, dict.fromkeys(range(DEVICES), 0.5), history.measures)
     files.write_checkpoint(
         Checkpoint(rounds, log.sync(), 0.0, "", history, {"x": torch.zeros(1)}, notes)
     )
@@ -99,7 +101,10 @@ def in_browser(client: Client, found: dict[str, float]) -> None:
     browser = start_browser()
     began = time.perf_counter()
     browser.get(f"http://127.0.0.1:{client.port}/")
-    wait_for(lambda: text_of(browser, "#settings table"))
+    wait_for(lambda: text_of(browser, "#first .tile"))
+    found["browser: the first screen"] = round(time.perf_counter() - began, 3)
+    drawn = "return document.documentElement.dataset.drawn === 'all'"
+    wait_for(lambda: browser.execute_script(drawn))
     found["browser: page opened and drawn"] = round(time.perf_counter() - began, 3)
     frames = """const done = arguments[0], times = [];
     const frame = () => new Promise(requestAnimationFrame);
@@ -170,6 +175,15 @@ def measure(folder: Path) -> dict[str, float]:
         log.write(b'{"t":1e9,"on":"device/1","event":{"Woke":{}},"do":[]}\n')
     answer = timed("a line is new: whole view", found, lambda: client.get("/api/view", runs=key))
     found["view_megabytes"] = round(len(answer) / 1e6, 2)
+    with (folder / "events.jsonl").open("ab") as log:
+        log.write(b'{"t":1e9,"on":"device/2","event":{"Woke":{}},"do":[]}\n')
+    seen = json.loads(answer)["version"]
+    tick = timed(
+        "the next line: what has changed",
+        found,
+        partial(client.get, "/api/view", runs=key, version=seen),
+    )
+    found["tick_kilobytes_compressed"] = round(len(gzip.compress(bytes(tick), 3)) / 1e3, 1)
     middle = json.loads(answer)["runs"][0]["summary"]["clock"] / 2
     timed(
         "zoom into 10 units of clock",
@@ -187,7 +201,24 @@ def measure(folder: Path) -> dict[str, float]:
         "a whole report without plan", found, lambda: page(view_of([read_run(folder)], plan=False))
     )
     found["report_megabytes"] = round(len(str(text)) / 1e6, 2)
+    (folder / "report.html").write_text(str(text))
+    report_in_browser(folder / "report.html", found)
     return found
+
+
+def report_in_browser(path: Path, found: dict[str, float]) -> None:
+    """When the browser first painted what the report says, and when all of it was drawn."""
+    if shutil.which("chromium") is None or shutil.which("chromedriver") is None:
+        return
+    browser = start_browser()
+    began = time.perf_counter()
+    show(browser, path)
+    found["report: opened and drawn"] = round(time.perf_counter() - began, 3)
+    painted = """return performance.getEntriesByType("paint")
+    .filter((one) => one.name === "first-contentful-paint").map((one) => one.startTime / 1000)[0]"""
+    found["report: first paint"] = round(browser.execute_script(painted), 3)
+    print({name: value for name, value in found.items() if name.startswith("report")})
+    browser.quit()
 
 
 if __name__ == "__main__":

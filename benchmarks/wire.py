@@ -21,11 +21,11 @@ from harness import Contestant, alternate, finish, options
 
 from fedbcd.engines.deploy.links.certs import Authority
 from fedbcd.engines.deploy.links.codec import Declared, WireLimits, decode, encode
-from fedbcd.engines.deploy.links.connection import LinkOptions
 from fedbcd.engines.deploy.links.dialer import Dialer
 from fedbcd.engines.deploy.links.letter import Letter
 from fedbcd.engines.deploy.links.listener import Listener, only
 from fedbcd.engines.deploy.links.tls import Credentials, Plain, Security
+from fedbcd.engines.deploy.links.traffic import LinkOptions
 from fedbcd.protocol.messages import Acknowledged, UpdateRequested, Uploaded
 
 SERVER, DEVICE = "server/0", "device/0"
@@ -40,10 +40,11 @@ def declared(size: int) -> Declared:
     return Declared((("weight", (size,)),))
 
 
-def letter(model: torch.Tensor) -> Letter:
+def letter(model: torch.Tensor, number: int = 0) -> Letter:
     if len(model) == 0:
-        return Letter(DEVICE, SERVER, UpdateRequested(device=0, activation=0), None, 0.0)
-    return Letter(DEVICE, SERVER, Uploaded(device=0, activation=0, model="x/0/0"), model, 0.0)
+        return Letter(DEVICE, SERVER, UpdateRequested(device=0, activation=number), None, 0.0)
+    event = Uploaded(device=0, activation=number, model=f"x/0/{number}")
+    return Letter(DEVICE, SERVER, event, model, 0.0)
 
 
 def count_of(size: int) -> int:
@@ -75,8 +76,8 @@ async def send_when_asked(folder: str, port: int, size: int) -> None:
     )
     task = asyncio.create_task(dialer.run())
     while not task.done():
-        for _ in range(await asked.get()):
-            while not await dialer.send(letter(model)):
+        for number in range(await asked.get()):
+            while not await dialer.send(letter(model, number)):
                 await asyncio.sleep(0.0002)
 
 

@@ -63,7 +63,14 @@ def choose(kinds: Mapping[str, type[T]], table: Any, where: str) -> T:
     """The value described by `table`; its key `name` says of which kind it is. Values stay."""
     if is_dataclass(table):
         return offered(table, where)  # type: ignore[no-any-return]
-    if not isinstance(table, Mapping) or "name" not in table:
+    if isinstance(table, str) and ":" not in table:
+        table = {"name": table}
+    if not isinstance(table, Mapping):
+        raise ConfigError(
+            f'[{where}] must be a table with a name, such as {{ name = "{next(iter(kinds))}" }},'
+            f" not {table!r:.80}; known: {', '.join(kinds)}"
+        )
+    if "name" not in table:
         raise ConfigError(f"[{where}] needs a name; known: {', '.join(kinds)}")
     name = table["name"]
     if isinstance(name, str) and ":" in name:
@@ -75,7 +82,22 @@ def choose(kinds: Mapping[str, type[T]], table: Any, where: str) -> T:
         )
     else:
         kind = kinds[name]
+        _check_owner(kinds, name, table, where)
     return build(kind, {k: v for k, v in table.items() if k != "name"}, where)
+
+
+def _check_owner(
+    kinds: Mapping[str, type[Any]], name: str, table: Mapping[str, Any], where: str
+) -> None:
+    """Refuse a setting that only other kinds have."""
+    takes = {kind: {f.name for f in fields(of) if f.init} for kind, of in kinds.items()}
+    for key in table:
+        owners = [kind for kind, known in takes.items() if key in known]
+        if owners and name not in owners:
+            raise ConfigError(
+                f"[{where}] has {key!r}, which {name!r} does not take; it is a setting of"
+                f" {', '.join(map(repr, owners))}"
+            )
 
 
 def build(
@@ -142,10 +164,17 @@ def check_keys(table: Mapping[str, Any], known: Collection[str], where: str) -> 
             place = f"[{where}]" if where else "the file"
             home = HOMES.get(key, where)
             hint = nearest(key, known) if home == where else f", which belongs in [{home}]"
+            hint = hint or _meant(key) or elsewhere(key)
             raise ConfigError(
                 f"{place} has an unknown key {key!r}{hint}; known:"
                 f" {', '.join(sorted(known)) or 'none'}"
             )
+
+
+def _meant(key: str) -> str:
+    """Where what others call so stands in a job file, if that is known."""
+    ours = [name for name, theirs in ELSEWHERE.items() if key in theirs and name in HOMES]
+    return f" (did you mean {ours[0]!r} in [{HOMES[ours[0]]}]?)" if ours else ""
 
 
 def check_given(kind: Any, name: str, values: Sequence[Any], given: Mapping[str, Any]) -> None:
@@ -322,9 +351,15 @@ def offered(
     for need in needs:
         if not any(hasattr(value, name.partition("(")[0]) for name in need.split(" or ")):
             ours = ", ".join(f"fb.{kind.__name__}" for kind in kinds.values()) or "fedbcd's kinds"
+            if where.startswith("run."):
+                ours = (
+                    f'a table such as {{ name = "{next(iter(kinds))}", ... }}, or a value of {ours}'
+                )
+            else:
+                ours = f"a value of {ours}"
             raise ConfigError(
-                f"{where} = {value!r:.80} has no {need}; give a value of {ours}, or of a frozen"
-                f" dataclass of your own with {', '.join(needs)}"
+                f"{where} = {value!r:.80} has no {need}; give {ours}, or of a frozen dataclass of"
+                f" your own with {', '.join(needs)}"
             )
     return value
 
@@ -367,7 +402,9 @@ def convert(value: Any, hint: Any, where: str, whole: bool = False) -> Any:
             ) from None
         return value if whole else number
     if not _is_a(value, hint, origin):
-        raise ConfigError(f"{where} = {value!r:.80} must be {_in_words(hint)}")
+        fits = _is_list(hint) and _is_a(value, arguments[0], None) and where[-1:] != "]"
+        such = f", such as [{value!r:.60}]" if fits else ""
+        raise ConfigError(f"{where} = {value!r:.80} must be {_in_words(hint)}{such}")
     return value
 
 

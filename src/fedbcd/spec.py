@@ -56,8 +56,8 @@ from fedbcd.schedule.availability import RULES, Availability, AvailableDevices, 
 from fedbcd.schedule.churn import Changes, Churn
 from fedbcd.schedule.deadline import Deadline
 from fedbcd.schedule.delays import DELAYS, Clock
+from fedbcd.schedule.mixing import weights_of
 from fedbcd.schedule.times import TRIED, Times, drawn
-from fedbcd.schedule.work import weights_of
 from fedbcd.theory.mixing import cut_off
 
 Precision = Literal["float32", "tf32", "bfloat16"]
@@ -854,6 +854,8 @@ def default_of(each: Field[Any]) -> Any:
 
 OPTIONS: dict[str, Field[Any]] = {f.name: f for part in PARTS for f in fields(part)}
 IN_RUN = [name for name in OPTIONS if name not in ("clock", "active")]  # they have sections
+for section, others in (("cloud", CLOUDS), ("algorithm", ALGORITHMS)):
+    HOMES.update({f.name: section for kind in others.values() for f in fields(kind) if f.init})
 HOMES.update(dict.fromkeys(IN_RUN, "run"))
 for kind in (*CLOUDS.values(), *reversed(ALGORITHMS.values())):
     PLACES.update({f.name: f"fb.{kind.__name__}({f.name}=...)" for f in fields(kind) if f.init})

@@ -20,7 +20,7 @@ from fedbcd.dashboard.library import Library
 from support.roles import Roles, over
 from support.runs import train
 from support.waiting import wait_for
-from support.web import complaints, serving, text_of
+from support.web import complaints, serving, text_of, unfold
 
 TOKEN = "a-token-of-some-length"
 
@@ -97,7 +97,7 @@ def test_a_run_in_progress_advances_on_the_page(browser: Any, tmp_path: Path) ->
 
 def test_every_view_renders_and_runs_can_be_picked(browser: Any, finished: Path) -> None:
     with opened(browser, Library([finished])):
-        wait_for(lambda: text_of(browser, "#settings table"))
+        unfold(browser)
         for name in (
             "runs",
             "live",
@@ -115,7 +115,7 @@ def test_every_view_renders_and_runs_can_be_picked(browser: Any, finished: Path)
         assert not browser.find_element("css selector", "#roles").is_displayed()
         assert browser.execute_script("return window.app.view.runs.length") == 2
         assert "cloud.name" in text_of(browser, "#settings")
-        browser.find_element("css selector", "#runs input[type=checkbox]").click()
+        browser.execute_script("document.querySelector('#runs input[type=checkbox]').click()")
         wait_for(lambda: browser.execute_script("return window.app.view.runs.length") == 1)
 
 
@@ -136,10 +136,10 @@ def test_the_slider_moves_the_curve(browser: Any, finished: Path) -> None:
 def test_zooming_fetches_details(browser: Any, finished: Path) -> None:
     with opened(browser, Library([finished / "fedbcd-async"])):
         wait_for(lambda: text_of(browser, "#protocol table"))
-        canvas = browser.find_element("css selector", "#protocol canvas")
+        canvas = browser.find_element("css selector", "#protocol canvas.timeline")
         for key in ("n", "n", "+", "+"):
             canvas.send_keys(key)
-        wait_for(lambda: "Round 1" in text_of(browser, "#protocol .readout"))
+        wait_for(lambda: "Round " in text_of(browser, "#protocol .told"))
         wait_for(lambda: any("api/timeline" in e for e in _requests(browser)))
 
 
@@ -160,7 +160,7 @@ def test_a_log_that_breaks_while_one_looks_is_told(
         wait_for(lambda: _rounds(browser) > 0)
         with log.open("ab") as file:
             file.write(b"garbage <img src=x onerror=alert(1)>\n")
-        wait_for(lambda: "line 201 is damaged" in text_of(browser, "[role=status]"))
+        wait_for(lambda: "line 201 is damaged" in text_of(browser, "#first .card"))
         assert _rounds(browser) > 0
         assert not browser.find_elements("css selector", "img")
 

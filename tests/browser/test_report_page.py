@@ -16,7 +16,7 @@ from fedbcd.report.runs import Extras
 from fedbcd.report.view import RunRecord
 from support.runs import fedbcd, train, write_job
 from support.waiting import wait_for
-from support.web import complaints, text_of
+from support.web import complaints, show, text_of, unfold
 
 SECTIONS = (
     "summary",
@@ -64,8 +64,8 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def page(browser: Any, report: Path) -> Any:
     browser.set_window_size(1280, 1000)
-    browser.get(report.as_uri())
-    wait_for(lambda: text_of(browser, "#settings"))
+    show(browser, report)
+    unfold(browser)
     return browser
 
 
@@ -74,10 +74,10 @@ def test_every_view_is_drawn_without_a_complaint(page: Any) -> None:
         assert len(text_of(page, f"#{name}")) > 60, name
     for chart in page.find_elements("css selector", ".uplot canvas"):
         assert chart.size["width"] > 100
-    assert len(page.find_elements("css selector", ".uplot")) == 2 * 3 + 2 + 3 + 2
-    wait_for(lambda: page.execute_script(COLOURS, "#protocol canvas") >= 4)
+    wait_for(lambda: len(page.find_elements("css selector", ".uplot")) == 1 + 3 + 3 + 2 + 3 + 2)
+    wait_for(lambda: page.execute_script(COLOURS, "#protocol canvas.timeline") >= 4)
     assert page.execute_script(COLOURS, "#partition canvas") >= 3
-    assert len(page.find_elements("css selector", "#devices svg path")) == 4
+    assert len(page.find_elements("css selector", "#devices figure svg path")) == 4
     assert complaints(page) == []
 
 
@@ -89,8 +89,7 @@ def test_accuracies_by_different_measures_are_said_not_to_compare(page: Any) -> 
 
 
 def test_seeds_are_one_line_with_a_band(page: Any) -> None:
-    legend = text_of(page, "#curves .legend")
-    assert "(2 seeds)" in legend
+    assert "(2 seeds)" in text_of(page, "#curves .legend")
     assert "least to most" in _table_of(page, "#curves figure")
 
 
@@ -99,6 +98,7 @@ def test_one_seed_twice_is_no_second_seed(browser: Any, tmp_path: Path) -> None:
         train("fedbcd-sync", rounds=2, record={"title": "mine"}, out=tmp_path / name)
     _open(browser, tmp_path)
     assert text_of(browser, "#curves .legend") == "mine (2 runs of one seed)"
+    unfold(browser)
     names = browser.execute_script(
         "return [...document.querySelectorAll('#next h3')].map((e) => e.textContent)"
     )
@@ -109,8 +109,7 @@ def test_one_seed_twice_is_no_second_seed(browser: Any, tmp_path: Path) -> None:
 def _open(browser: Any, runs: Path, plan: bool = False) -> None:
     """The report on these runs."""
     write_report([runs], runs / "report.html", plan=plan)
-    browser.get((runs / "report.html").as_uri())
-    wait_for(lambda: text_of(browser, "#settings"))
+    show(browser, runs / "report.html")
 
 
 def test_runs_without_personal_models_are_drawn_without_gain_and_are_what_others_gain_against(
@@ -124,6 +123,17 @@ def test_runs_without_personal_models_are_drawn_without_gain_and_are_what_others
         " f.querySelectorAll('svg path').length)"
     )
     assert browser.execute_script(paths) == [2, 1]
+    assert text_of(browser, "h1").count("fedbcd-sync ") == 1
+    tiles = [one.text.split("\n") for one in browser.find_elements("css selector", ".tile")]
+    assert [tile[0] for tile in tiles[:3]] == [
+        "Personal accuracy",
+        "Worst tenth accuracy",
+        "Global accuracy",
+    ]
+    assert all("against fedprox-sync" in tile for tile in tiles[:3])
+    assert "to " in tiles[3][0]
+    assert text_of(browser, ".devices figcaption span") == "Each device of fedbcd-sync"
+    assert 1 <= len(browser.find_elements("css selector", "ol.next li")) <= 3
     shown = text_of(browser, "#devices")
     assert (
         "Gain is against fedprox-sync: the best run of this job without personal models." in shown
@@ -153,6 +163,7 @@ def test_what_is_said_of_uploads_certificates_and_labels_is_so(
     (tmp_path / "a" / "deploy.toml").touch()
     train("fedprox-sync", rounds=2, certify_every=0, out=tmp_path / "b")
     _open(browser, tmp_path)
+    unfold(browser)
     time, partition, certificates = (
         text_of(browser, f"#{name}") for name in ("time", "partition", "certificates")
     )
@@ -187,16 +198,16 @@ def test_what_is_hidden_takes_no_room(browser: Any, tmp_path: Path) -> None:
 
 
 # Share of each colour over the rows of the timeline, without the axis: [update, waiting, the rest].
-SHARES = """const c = document.querySelector('#protocol canvas'), g = c.getContext('2d');
+SHARES = """const c = document.querySelector('#protocol canvas.timeline'), g = c.getContext('2d');
 const k = window.devicePixelRatio || 1;
 const style = (name) => { const e = document.createElement('i');
   e.style.color = `var(--${name})`; document.body.append(e);
   const found = getComputedStyle(e).color.match(/\\d+/g).map(Number); e.remove(); return found; };
 const wanted = [style('update'), style('waiting')], sums = [0, 0, 0], rows = arguments[0];
-const d = g.getImageData(60 * k, 4 * k, c.width - 68 * k, 30 * k * rows).data;
-const wide = c.width - 68 * k;
-for (let row = 0; row < 30 * k * rows; row += 1) {
-  if (row % (30 * k) < k || row % (30 * k) >= 29 * k) continue;
+const d = g.getImageData(64 * k, 4 * k, c.width - 76 * k, 44 * k * rows).data;
+const wide = c.width - 76 * k;
+for (let row = 0; row < 44 * k * rows; row += 1) {
+  if (row % (44 * k) < 3 * k || row % (44 * k) >= 41 * k) continue;
   for (let p = 4 * row * wide; p < 4 * (row + 1) * wide; p += 4) {
     const near = wanted.findIndex((w) => w.every((v, j) => Math.abs(v - d[p + j]) < 24));
     sums[near < 0 ? 2 : near] += 1;
@@ -235,31 +246,63 @@ def test_phases_too_short_to_be_drawn_are_drawn_as_shares_of_time(
     record = RunRecord(tmp_path / "run", _sync_timeline(rounds, 4, 0.4), Extras())
     (tmp_path / "report.html").write_text(html_of(view_of([record], plan=False)))
     browser.set_window_size(1280, 1000)
-    browser.get((tmp_path / "report.html").as_uri())
+    show(browser, tmp_path / "report.html")
+    canvas = browser.find_element("css selector", "#protocol canvas.timeline")
+    canvas.send_keys(pytest.importorskip("selenium.webdriver.common.keys").Keys.HOME)
     wait_for(lambda: "shares of time" in text_of(browser, "#protocol p.muted"))
     update, waiting, rest = browser.execute_script(SHARES, 4)
     assert update == pytest.approx(0.4, abs=0.04)
     assert waiting == pytest.approx(0.6, abs=0.06)
     assert rest < 0.06  # the edges between the two
-    canvas = browser.find_element("css selector", "#protocol canvas")
-    for _ in range(12):
-        canvas.send_keys("+")
+    _click(browser, "Longest round")
     wait_for(lambda: not browser.find_element("css selector", "#protocol p.muted").is_displayed())
+    assert text_of(browser, "#protocol .told").startswith("Round ")
     assert complaints(browser) == []
 
 
+def _click(browser: Any, label: str) -> None:
+    browser.execute_script(
+        "document.querySelector(`button[aria-label='${arguments[0]}']`).click()", label
+    )
+
+
 def _table_of(page: Any, selector: str) -> str:
-    page.execute_script("document.querySelector(arguments[0] + ' details').open = true", selector)
-    return str(wait_for(lambda: text_of(page, f"{selector} details table")))
+    page.execute_script(
+        "document.querySelector(arguments[0] + ' details.data').open = true", selector
+    )
+    return str(wait_for(lambda: text_of(page, f"{selector} details.data table")))
 
 
-def test_the_axis_can_be_rounds_clock_or_bytes(page: Any) -> None:
-    page.execute_script("document.querySelector('#curves input[value=bytes]').click()")
-    assert "bytes of models sent" in page.find_element(
-        "css selector", "#curves .chart"
-    ).get_attribute("aria-label")
-    assert "kB" in _table_of(page, "#curves figure")
+def test_the_axis_can_be_rounds_clock_or_bytes_and_logarithmic(page: Any) -> None:
+    choose = """const s = document.querySelector('#curves .controls select');
+    s.value = arguments[0]; s.dispatchEvent(new Event('change'))"""
+    label = lambda: page.find_element("css selector", "#curves .chart").get_attribute("aria-label")  # noqa: E731
+    assert "against clock (virtual time)" in label()
+    page.execute_script(choose, "bytes")
+    assert "against models sent, in bytes" in label()
+    table = _table_of(page, "#curves figure")
+    assert "kB" in table
+    assert "0 B" in table
+    page.execute_script("document.querySelector('#curves .controls input').click()")
+    wait_for(lambda: "0 B" not in text_of(page, "#curves figure details.data table"))
     assert complaints(page) == []
+
+
+def test_a_click_on_a_name_takes_its_line_away_everywhere(page: Any) -> None:
+    pick = "return document.querySelectorAll('#first .pick')[0].click()"
+    label = "return document.querySelector('#curves .chart').getAttribute('aria-label')"
+    name = text_of(page, "#first .pick")
+    assert name in page.execute_script(label)
+    page.execute_script(pick)
+    wait_for(lambda: name not in page.execute_script(label))
+    assert (
+        page.execute_script(
+            "return document.querySelector('#first .pick').getAttribute('aria-pressed')"
+        )
+        == "false"
+    )
+    page.execute_script(pick)
+    wait_for(lambda: name in page.execute_script(label))
 
 
 def test_texts_from_a_job_stay_texts(page: Any) -> None:
@@ -273,16 +316,14 @@ def test_the_keyboard_reads_charts_and_walks_the_timeline(page: Any) -> None:
     keys = pytest.importorskip("selenium.webdriver.common.keys").Keys
     chart = page.find_element("css selector", "#curves .chart")
     chart.send_keys(keys.HOME)
-    wait_for(lambda: "clock 0" in text_of(page, "#curves .readout"))
-    canvas = page.find_element("css selector", "#protocol canvas")
-    canvas.send_keys("n")
-    wait_for(lambda: text_of(page, "#protocol .readout").startswith("Round 0, clock 0"))
+    wait_for(lambda: "clock (virtual time) 0: " in text_of(page, "#curves .readout"))
+    canvas = page.find_element("css selector", "#protocol canvas.timeline")
+    jump = "const i = document.querySelector('#protocol input'); i.value = 0;"
+    page.execute_script(f"{jump} i.dispatchEvent(new Event('change'))")
+    wait_for(lambda: text_of(page, "#protocol .told").startswith("Round 0, clock 0"))
     canvas.send_keys("n")
     words = wait_for(
-        lambda: (
-            "Round 1," in text_of(page, "#protocol .readout")
-            and text_of(page, "#protocol .readout")
-        )
+        lambda: "Round 1," in text_of(page, "#protocol .told") and text_of(page, "#protocol .told")
     )
     assert "was ready last: its device" in words
     before = canvas.get_attribute("aria-label")
@@ -314,7 +355,7 @@ def _labels(page: Any) -> list[str]:
 def test_dark_light_phone_and_print(page: Any) -> None:
     light = page.execute_script("return getComputedStyle(document.body).backgroundColor")
     for _ in range(2):
-        page.find_element("css selector", "header button").click()
+        page.find_element("css selector", "header button.theme").click()
     assert page.execute_script("return document.documentElement.dataset.theme") == "dark"
     assert page.execute_script("return getComputedStyle(document.body).backgroundColor") != light
     page.execute_cdp_cmd(
@@ -330,7 +371,7 @@ def test_dark_light_phone_and_print(page: Any) -> None:
 def test_what_can_be_focused_has_a_name(page: Any) -> None:
     """Screen readers: every control and every drawing says what it is."""
     nameless = page.execute_script(
-        """const all = 'button, select, input, canvas, svg, [tabindex="0"]';
+        """const all = 'button, select, input, canvas, svg:not([aria-hidden]), [tabindex="0"]';
         return [...document.querySelectorAll(all)].filter((e) => {
         const labels = e.labels && [...e.labels].map((l) => l.textContent).join('');
         const text = e.getAttribute('aria-label') || labels || e.textContent;
@@ -344,6 +385,81 @@ def test_what_can_be_focused_has_a_name(page: Any) -> None:
     assert levels.count(1) == 1
 
 
+AXE = (Path(__file__).parent / "axe" / "axe.min.js").read_text(encoding="utf-8")
+JUDGE = """const done = arguments[0];
+const rules = { runOnly: ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa"] };
+axe.run(document, rules).then((found) => done(found.violations.map(
+  (one) => `${one.id}: ${one.nodes.slice(0, 3).map((node) => node.html.slice(0, 90))}`)))"""
+
+
+@pytest.mark.parametrize(("width", "scheme"), [(1280, "light"), (390, "dark")])
+def test_the_page_holds_the_accessibility_guidelines(
+    width: int, scheme: str, browser: Any, report: Path
+) -> None:
+    """WCAG 2.1 A and AA, as far as axe-core can tell: contrast, names, roles, order."""
+    size = {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": width < 500}
+    media = {"features": [{"name": "prefers-color-scheme", "value": scheme}]}
+    browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
+    browser.execute_cdp_cmd("Emulation.setEmulatedMedia", media)
+    try:
+        show(browser, report)
+        unfold(browser)
+        browser.execute_cdp_cmd("Runtime.evaluate", {"expression": AXE})
+        assert browser.execute_async_script(JUDGE) == []
+    finally:
+        browser.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
+        browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": []})
+
+
+def test_a_figure_can_be_kept_as_picture_and_as_data(page: Any, tmp_path: Path) -> None:
+    where = {"behavior": "allow", "downloadPath": str(tmp_path)}
+    page.execute_cdp_cmd("Browser.setDownloadBehavior", where)
+    press = """const figure = document.querySelectorAll(arguments[0])[arguments[1]];
+    figure.querySelector(`[aria-label='${arguments[2]}']`).click()"""
+    name = "personal-accuracy"
+    for label in ("Save as PNG", "Save as SVG", "Save the data as CSV"):
+        page.execute_script(press, "#curves figure", 0, label)
+    kept = [tmp_path / f"{name}.{ending}" for ending in ("png", "svg", "csv")]
+    wait_for(lambda: all(path.is_file() for path in kept))
+    png, svg, csv = (path.read_bytes() for path in kept)
+    assert png.startswith(b"\x89PNG")
+    assert len(png) > 5_000
+    assert svg.startswith(b"<svg")
+    assert svg.count(b"<polyline") == 2
+    assert csv.startswith(b"run,clock (virtual time),value,least to most\n")
+    page.execute_script(press, "#devices figure", 0, "Save as SVG")
+    drawn = tmp_path / "personal-scores-over-devices.svg"
+    wait_for(drawn.is_file)
+    assert b"<path" in drawn.read_bytes()
+
+
+def test_the_result_is_copied_as_markdown(page: Any) -> None:
+    page.execute_cdp_cmd("Browser.grantPermissions", {"permissions": ["clipboardReadWrite"]})
+    page.find_element("css selector", ".actions button").click()
+    read = "navigator.clipboard.readText().then(arguments[0], (e) => arguments[0](String(e)))"
+    text = wait_for(lambda: page.execute_async_script(read))
+    assert text.startswith(f"**{text_of(page, 'h1')}**")
+    assert "- Personal accuracy: " in text
+    assert "| run | personal | worst tenth | global | state |" in text
+
+
+def test_two_runs_that_share_nothing_are_one_card(browser: Any, tmp_path: Path) -> None:
+    train("fedbcd-sync", rounds=2, out=tmp_path / "digits")
+    pairs = [(torch.randn(9, 3), torch.randn(9)) for _ in range(8)]
+    lines = fb.Federation(
+        lambda: nn.Sequential(nn.Linear(3, 1), nn.Flatten(0)),
+        nn.functional.mse_loss,
+        [(one, one) for one in pairs],
+        servers=2,
+    )
+    fb.train(lines, fb.FedBCD(), rounds=2, out=tmp_path / "lines")
+    _open(browser, tmp_path)
+    assert text_of(browser, "h1") == "Nothing to compare: digits by accuracy and lines by mse."
+    assert text_of(browser, ".card").startswith("These runs share no measure (")
+    assert f"fedbcd report {tmp_path / 'lines'}" in text_of(browser, ".card code")
+    assert complaints(browser) == []
+
+
 def test_a_broken_log_shows_a_message_and_what_came_before(browser: Any, tmp_path: Path) -> None:
     train("fedbcd-async", rounds=6, out=tmp_path / "run")
     log = tmp_path / "run" / "events.jsonl"
@@ -351,7 +467,8 @@ def test_a_broken_log_shows_a_message_and_what_came_before(browser: Any, tmp_pat
     log.write_bytes(b"".join([*lines[:150], b"\xff\xff<b>\n", *lines[150:]]))
     write_report([tmp_path / "run"], tmp_path / "report.html", plan=False)
     browser.get((tmp_path / "report.html").as_uri())
-    wait_for(lambda: "line 151 is damaged" in text_of(browser, ".notice"))
+    wait_for(lambda: "line 151 is damaged" in text_of(browser, ".card"))
+    assert "resume=True" in text_of(browser, ".card code")
     assert "mean" in text_of(browser, "#protocol caption")
     assert complaints(browser) == []
 
@@ -361,7 +478,8 @@ def test_a_log_that_has_just_begun_shows_a_message(browser: Any, tmp_path: Path)
     (tmp_path / "run" / "events.jsonl").write_text('{"fedbcd_log": 1')
     write_report([tmp_path / "run"], tmp_path / "report.html", plan=False)
     browser.get((tmp_path / "report.html").as_uri())
-    wait_for(lambda: "has no whole line yet" in text_of(browser, ".notice"))
+    wait_for(lambda: "has no whole line yet" in text_of(browser, ".card"))
+    assert text_of(browser, "h1") == "This log cannot be read."
     assert complaints(browser) == []
 
 
@@ -381,13 +499,13 @@ def test_actors_of_a_cluster_are_shown_where_there_were_some(
     }
     run.save(tmp_path / "run")
     write_report([tmp_path / "run"], tmp_path / "report.html")
-    browser.get((tmp_path / "report.html").as_uri())
-    shown = wait_for(lambda: text_of(browser, "#cluster"))
+    show(browser, tmp_path / "report.html")
+    unfold(browser)
+    shown = text_of(browser, "#cluster")
     assert "75 %" in shown
     assert "1.5 times as long as the mean" in shown
     assert "3 kB of sums in" in shown
     assert EVIL in shown
     assert complaints(browser) == []
-    browser.get(report.as_uri())
-    wait_for(lambda: text_of(browser, "#settings"))
+    show(browser, report)
     assert not browser.find_element("css selector", "#cluster").is_displayed()

@@ -18,6 +18,9 @@ PATIENT = {  # Ray takes what does not answer within seconds for dead; on a busy
     "RAY_gcs_server_request_timeout_seconds": "180",
     "RAY_worker_register_timeout_seconds": "180",
     "RAY_health_check_timeout_ms": "60000",
+    # no processes beside those that are asked for: each imports much
+    "RAY_enable_worker_prestart": "0",
+    "RAY_prestart_worker_first_driver": "0",
 }
 
 

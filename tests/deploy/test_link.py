@@ -274,7 +274,7 @@ async def raw(
             "'device/7' (fedbcd 0.0.9) speaks versions 0 to 0 of the protocol, server/3",
         ),
         (DEVICE, {"oldest": 0, "newest": 0}, "version", "upgrade device/7"),
-        (DEVICE, {"oldest": 2, "newest": 3}, "version", "upgrade server/3"),
+        (DEVICE, {"oldest": 3, "newest": 3}, "version", "upgrade server/3"),
         (
             DEVICE,
             {"actor": "device/8"},
@@ -339,7 +339,7 @@ def test_a_newer_peer_that_still_speaks_our_version_is_welcome(certs: Path) -> N
     async def scenario() -> None:
         async with raw(certs) as (_, _ear, peer):
             await peer.say(Frame(hello=hello(oldest=1, newest=9)))
-            assert (await peer.hear()).welcome.version == 1
+            assert (await peer.hear()).welcome.version == 2
 
     asyncio.run(scenario())
 
@@ -452,7 +452,7 @@ def test_a_stream_that_is_cut_leaves_nothing_behind(certs: Path) -> None:
 def test_a_peer_that_stops_in_the_middle_of_a_letter_is_cut_off(certs: Path) -> None:
     async def scenario() -> None:
         size = CHUNK_BYTES
-        options = dataclasses.replace(QUICK, gone_s=0.3)
+        options = dataclasses.replace(QUICK, gone_s=0.3, standstill_rate=1e7)
         shapes = [TensorShape(name="weight", shape=[size])]
         async with raw(certs, model=declared(size), options=options) as (_, ear, peer):
             await peer.say(Frame(hello=hello(model=shapes)))
@@ -465,7 +465,7 @@ def test_a_peer_that_stops_in_the_middle_of_a_letter_is_cut_off(certs: Path) -> 
 
 def test_a_peer_that_says_no_hello_is_cut_off(certs: Path) -> None:
     async def scenario() -> None:
-        async with raw(certs, options=dataclasses.replace(QUICK, gone_s=0.3)) as (_, _ear, peer):
+        async with raw(certs, options=dataclasses.replace(QUICK, connect_s=0.3)) as (_, _ear, peer):
             assert await peer.call.read() is grpc.aio.EOF
 
     asyncio.run(scenario())
@@ -491,6 +491,22 @@ def test_a_peer_that_sends_too_fast_is_slowed_down_and_told(certs: Path) -> None
     asyncio.run(scenario())
 
 
+def test_who_connects_anew_has_no_new_bucket(certs: Path) -> None:
+    async def scenario() -> None:
+        options = dataclasses.replace(QUICK, letters_per_s=0.01, burst=3)
+        async with linked(certs, options=options) as (server, here, device, _):
+            for k in range(3):
+                await device.send(up(None, k))
+            await eventually(lambda: len(here.letters) == 3)
+            server.refuse(DEVICE, "gone", "connect anew")
+            await eventually(lambda: len(here.connects) == 2)
+            await device.send(up(None, 3))
+            await eventually(lambda: server.counts.refused["rate"])
+            assert len(here.letters) == 3
+
+    asyncio.run(scenario())
+
+
 def test_letters_for_a_peer_that_does_not_read_are_dropped_not_kept(certs: Path) -> None:
     async def scenario() -> None:
         size = 1_000_000
@@ -500,8 +516,8 @@ def test_letters_for_a_peer_that_does_not_read_are_dropped_not_kept(certs: Path)
             assert (await peer.hear()).HasField("welcome")
             model = torch.zeros(size)
             sent = 0
-            for _ in range(60):
-                sent += await server.send(down(model))
+            for number in range(60):
+                sent += await server.send(down(model, number))
                 await asyncio.sleep(0.002)
             assert sent < 60
             assert server.counts.dropped == 60 - sent

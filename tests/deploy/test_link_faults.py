@@ -138,7 +138,7 @@ def test_a_connection_that_goes_silent_is_noticed_at_both_ends_and_replaced(cert
     """Half-open: the proxy keeps both sockets open and passes nothing on, as a NAT that has
     forgotten the connection.
     """
-    options = dataclasses.replace(QUICK, keepalive_s=0.2, gone_s=0.6)
+    options = dataclasses.replace(QUICK, gone_s=0.6)
 
     async def scenario() -> None:
         here, there = Recorder(), Recorder()
@@ -168,7 +168,7 @@ def test_a_line_that_is_slow_is_not_taken_for_one_that_is_dead(certs: Path) -> N
     model = torch.zeros(500_000)
 
     async def scenario(gone_s: float) -> bool:
-        options = dataclasses.replace(QUICK, keepalive_s=gone_s / 6, gone_s=gone_s)
+        options = dataclasses.replace(QUICK, gone_s=gone_s)
         here, there = Recorder(), Recorder()
         server = listener(
             here, Credentials(certs, SERVER), options=options, model=declared(len(model))
@@ -226,7 +226,7 @@ def test_a_peer_is_not_called_silent_while_nobody_listens_to_it(certs: Path) -> 
 
 
 def test_an_idle_connection_is_kept_alive(certs: Path) -> None:
-    options = dataclasses.replace(QUICK, keepalive_s=0.1)
+    options = dataclasses.replace(QUICK, gone_s=3.0)
 
     async def scenario() -> None:
         here, there = Recorder(), Recorder()

@@ -334,7 +334,22 @@ TASKS: dict[str, tuple[Callable[[], Any], str]] = {
         r"augment = .* has no apply\(inputs, h\); give a value of fb.FlipCrop",
     ),
     "flips of vectors": (lambda: run(augment=fb.FlipCrop()), r"FlipCrop\(padding=4\) fails on"),
-    "a metric by name": (lambda: run(metric="accuracy"), "metric = 'accuracy' is no function"),
+    "a metric by a name of nobody": (
+        lambda: run(metric="acuracy"),
+        r"metric = 'acuracy' is unknown \(did you mean 'accuracy'\?\); known: 'accuracy', 'mse',",
+    ),
+    "accuracy of numbers": (
+        lambda: targets(Y.float()[:, None], model=lambda: line(1), loss=MSE, metric=fb.accuracy),
+        "accuracy compares labels, and targets are torch.float32; .* measured by mse or r2",
+    ),
+    "a share held out of those who bring tests": (
+        lambda: run(devices=[(data, data) for data in DATA], holdout=0.2),
+        r"test=0.2 keeps nothing back, .* leave one of the two out, .* Holdout\(validation=0.1\)",
+    ),
+    "cross-entropy of numbers": (
+        lambda: targets(Y.float(), model=lambda: line(1)),
+        r"cross-entropy is for labels, .* take the squared error: nn.MSELoss\(\)",
+    ),
     "a class of metrics": (lambda: run(metric=nn.L1Loss), r"L1Loss is a class; give a value of it"),
     "several as a metric": (
         lambda: run(metric={"mine": fb.accuracy}),
@@ -571,6 +586,8 @@ REASONABLE: dict[str, Callable[[], Any]] = {
     "int16 labels of arrays": lambda: run(devices=[(x, Y.numpy().astype("int16")) for x in X]),
     "inputs with gradients": lambda: run(devices=[(x.clone().requires_grad_(), Y) for x in X]),
     "a test set of arrays": lambda: run(test=(X[0].numpy(), Y.numpy())),
+    "a metric by name": lambda: run(metric="accuracy"),
+    "metrics by name": lambda: run(metrics=["accuracy"]),
     "no transform": lambda: run(transform=None),
     "servers as ranges": lambda: run(servers=[range(2), range(2, 4)]),
     "servers as sets": lambda: run(servers=[{0, 1}, {2, 3}]),
@@ -611,7 +628,7 @@ def test_other_reasonable_things_work() -> None:
     inputs(torch.Tensor.double)
     mixed = run(devices=[(pd.DataFrame({"a": x[:, 0], "b": x[:, 1], "c": Y > 0}), Y) for x in X])
     assert mixed.federation.pool.take(torch.tensor([1]))[0][0, 2] == 1.0
-    assert str(mixed).startswith("Run: fedbcd on the sync cloud, seed 0\nround")
+    assert str(mixed).startswith("fedbcd on the sync cloud, seed 0\nround")
     inputs(lambda x: (x * 15).byte())
     inputs(lambda x: x > 0.5)
     assert isinstance(plain().personal_model(np.int64(1)), nn.Module)  # type: ignore[arg-type]

@@ -39,6 +39,8 @@ def test_resnet_trains_in_a_batch_as_it_does_alone(norm: str) -> None:
             active=1,
             dtype=torch.float64,
             max_batch=m,
+            looks=1,
+            certify_every=0,
         )
         for m in (None, 1)
     ]

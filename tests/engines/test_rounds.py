@@ -14,7 +14,7 @@ import fedbcd as fb
 from fedbcd.engines.setup import make_machines, make_numbers, make_reader
 from fedbcd.errors import ReplayMismatch
 from fedbcd.record.eventlog import LogReader, LogWriter
-from fedbcd.schedule import work
+from fedbcd.schedule import changes, work
 from fedbcd.schedule.driver import Driver
 from fedbcd.schedule.events import Schedule, Simulation
 from fedbcd.schedule.log import LogRounds
@@ -102,7 +102,7 @@ def test_a_round_names_no_model_that_was_forgotten_and_keeps_none_for_ever(
                 case work.StepGlobal(_, model, result):
                     assert model in there
                     there.add(result)
-                case work.Adopt(_, model) | work.Admit(_, _, model):
+                case work.Adopt(_, model) | changes.Admit(_, _, model):
                     assert model in there
                 case work.Forget(models):
                     assert {*models} <= there

@@ -34,7 +34,7 @@ def _small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("case", CASES)
 def test_results_do_not_depend_on_the_number_of_workers(case: str) -> None:
     digests, histories = set(), set()
-    for count in (1, 2, 3):
+    for count in (1, 3):
         torch.set_num_threads(count)
         run = train(case, rounds=6, evaluate_every=2)
         digests.add(run.digest)

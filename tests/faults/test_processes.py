@@ -29,7 +29,7 @@ def test_stores_that_are_lost_or_old_take_no_models_with_them() -> None:
     """Of a server with its coordinator down, of the coordinator, of a device; each says so in its
     log and status.
     """
-    server, old, coordinator, device = told("faultsim.lost")
+    server, old, coordinator, device, again = told("faultsim.lost")
     assert (server["code"], server["untouched"]) == (
         ExitCode.NO_STORE,
         True,
@@ -50,6 +50,9 @@ def test_stores_that_are_lost_or_old_take_no_models_with_them() -> None:
     assert given.startswith("x/1/")
     assert device["replayed"]
     assert not any(device["errors"].values())
+    assert "as generation 1, and counts each device once it has contributed again" in again["said"]
+    assert again["again"] == ExitCode.RECORD  # a store is there, which may be all there is
+    assert (again["generation"], again["went_on"], again["replayed"]) == (1, [3, 3], True)
 
 
 def test_one_bad_device_harms_nobody() -> None:

@@ -29,9 +29,9 @@ from faultsim.disk import Disk
 from faultsim.schedule import blueprint_of
 from fedbcd.config import dump_toml, read_toml
 from fedbcd.engines.deploy.links.codec import Assembler, WireLimits, encode
-from fedbcd.engines.deploy.links.connection import parse_text
 from fedbcd.engines.deploy.links.fedbcd_pb2 import Frame
 from fedbcd.engines.deploy.links.letter import Letter
+from fedbcd.engines.deploy.links.traffic import parse_text
 from fedbcd.engines.deploy.processes.options import merge_options
 from fedbcd.engines.deploy.roles.coordinator import CoordinatorRole
 from fedbcd.engines.deploy.roles.server import ServerRole

@@ -32,10 +32,10 @@ from torch import nn
 import fedbcd as fb
 from faultsim.causes import Causes, shares
 from faultsim.processes import Hurt
-from fedbcd.engines.deploy.links.connection import LinkOptions
 from fedbcd.engines.deploy.links.dialer import Dialer
 from fedbcd.engines.deploy.links.letter import Letter
 from fedbcd.engines.deploy.links.tls import Credentials, Plain
+from fedbcd.engines.deploy.links.traffic import LinkOptions
 from fedbcd.engines.deploy.local.up import free_ports, make_certificates, make_stores
 from fedbcd.engines.deploy.processes.assemble import Deployment
 from fedbcd.engines.deploy.processes.logs import log_of
@@ -81,7 +81,7 @@ class Client:
             ),
             on_letter=self.heard,
             about=self._about,
-            options=LinkOptions(gone_s=120.0, keepalive_s=120.0),
+            options=LinkOptions(gone_s=120.0),
             log=log_of(me, "error"),
         )
 

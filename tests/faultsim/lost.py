@@ -23,7 +23,14 @@ from fedbcd.config import dump_toml
 from fedbcd.engines.deploy.local.status_client import ask_status
 from fedbcd.engines.deploy.local.up import actors_of
 from fedbcd.engines.deploy.roles.filestore import FileStore
-from fedbcd.protocol.messages import COORDINATOR, Actor, Restored
+from fedbcd.protocol.messages import (
+    COORDINATOR,
+    Acknowledged,
+    Actor,
+    Event,
+    Recovered,
+    Restored,
+)
 from support.processes import run
 
 SERVER = "server/0"
@@ -151,6 +158,21 @@ class Lost:
         (self.folder / "deploy.toml").write_text(dump_toml({"deploy": asdict(self.options)}))
         return run("status", self.folder).stdout
 
+    def activations(self) -> list[int]:
+        """How many of each device were acknowledged."""
+        return [self._count(device, Acknowledged) for device in DEVICES]
+
+    def generation(self) -> int:
+        """How often the server had to go on from an older store."""
+        return self._count(SERVER, Recovered)
+
+    def _count(self, actor: Actor, kind: type[Event]) -> int:
+        store = FileStore(self.place(actor), read_only=True)
+        try:
+            return sum(isinstance(step.event, kind) for step in store.transitions())
+        finally:
+            store.close()
+
     def models(self) -> dict[str, bytes]:
         """The files of all personal models."""
         files = [file for device in DEVICES for file in (self.place(device) / "tensors").iterdir()]
@@ -257,6 +279,41 @@ def empty_device(lost: Lost) -> dict[str, Any]:
     return {"restored": restored, "replayed": lost.here.replays(lost.folder), "errors": errors}
 
 
+def new_generation(lost: Lost) -> dict[str, Any]:
+    """A server's disk is gone. Copies were taken while everybody ran; `fedbcd restore` brings it up
+    to its last report, and its devices contribute again.
+    """
+    copies, file = lost.folder / "copies", lost.folder / "restored.toml"
+    table = {**lost.here.job.to_table(), "deploy": asdict(lost.options)}
+    file.write_text(dump_toml(table))
+    lost.run(COORDINATOR, SERVER, *DEVICES, rounds=ROUNDS + 4)
+    lost.until(lambda: lost.status(COORDINATOR).get("round", 0) > ROUNDS + 2, "no new round")
+    copied = run("backup", lost.place(SERVER), "--out", copies)  # while it runs
+    assert copied.returncode == 0, copied.stderr
+    lost.stop()
+    lost.play(ROUNDS + 5)
+    before = lost.activations()
+    lost.put(SERVER, "")
+    known = lost.place(COORDINATOR)
+    command = ("restore", file, SERVER, "--from", copies / "server-0", "--coordinator", known)
+    restored = run(*command)
+    assert restored.returncode == 0, restored.stderr
+    again = run(*command)
+    (lost.folder / "events.jsonl").unlink()  # of the generation before
+    lost.play(ROUNDS + 8)
+    return {
+        "said": restored.stdout,
+        "again": again.returncode,
+        "went_on": [now - then for now, then in zip(lost.activations(), before, strict=True)],
+        "generation": lost.generation(),
+        "replayed": lost.here.replays(lost.folder),
+        "errors": {actor: lost.errors(actor) for actor in (COORDINATOR, SERVER, *DEVICES)},
+    }
+
+
+SCENES = (empty_server, old_server, empty_coordinator, empty_device, new_generation)
+
+
 def main() -> int:
     """All scenes."""
     torch.set_num_threads(1)
@@ -268,7 +325,7 @@ def main() -> int:
             lost.keep("old")
             lost.play(ROUNDS)
             lost.keep("newest")
-            for scene in (empty_server, old_server, empty_coordinator, empty_device):
+            for scene in SCENES:
                 print(json.dumps({"scene": scene.__name__, **scene(lost)}), flush=True)
         finally:
             lost.stop()

@@ -13,6 +13,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from faultsim.keeping import (
+    coordinator_may_keep,
+    mixed_by,
+    repeated_sessions,
+    restored_handles,
+    server_may_keep,
+    wrong_admission,
+)
 from faultsim.world import FAR, Violation, World, trained
 from fedbcd.algorithm.method import Relative
 from fedbcd.engines.deploy.links.letter import Letter
@@ -28,6 +36,8 @@ from fedbcd.protocol.messages import (
     Actor,
     Admit,
     AdoptModel,
+    Contributed,
+    CountNobody,
     Declined,
     Dismiss,
     Event,
@@ -38,11 +48,15 @@ from fedbcd.protocol.messages import (
     OfflineTrained,
     OpenPhase,
     Pull,
+    Recalled,
+    Recount,
+    Recovered,
     Restored,
     Resumed,
     Send,
     ServerReady,
     StepGlobal,
+    StepLost,
     StepModel,
     Train,
     Trained,
@@ -63,9 +77,11 @@ HEARD = (
     Acknowledged,
     Declined,
     Restored,
+    Recalled,
     UpdateRequested,
     Uploaded,
     Resumed,
+    Contributed,
     ServerReady,
     Mixed,
     GlobalUpdated,
@@ -80,17 +96,20 @@ def check(world: World) -> None:
     """
     for device in range(world.plan.devices):
         check_model_is_kept(device, world.nodes[f"device/{device}"].disk.log)
-    if world.stores.let_in:
-        raise Violation(world.stores.let_in[0])
+    for wrong in (*world.stores.let_in, *world.objections):
+        raise Violation(wrong)
     if world.stores.are_split:
         return
     logs = {actor: tuple(node.disk.log) for actor, node in world.nodes.items()}
     lost = {actor for actor, node in world.nodes.items() if node.was_reset}
-    wire = Wire(world.sent)
+    lost |= world.recovering.actors
+    # who trains offline and comes back with an old disk has trained otherwise than before
+    wire = Wire(world.sent, lost if world.plan.method.offline else ())
     right = {actor for actor, node in world.nodes.items() if node.is_right}
     servers = _check_logs(world.plan, logs, world.sent, lost, wire)
     check_causes(world.sent, logs, right)
     check_nobody_is_carried_along({actor: logs[actor] for actor in right}, world.now)
+    check_lives(world)
     check_final(world, logs, lost, servers, wire)
 
 
@@ -131,9 +150,14 @@ def _check_logs(
     check_letters_are_durable(
         letters, {actor: log for actor, log in logs.items() if actor not in lost}
     )
-    servers = {
-        n: check_server(plan, n, logs[f"server/{n}"], wire) for n in range(len(plan.servers))
-    }
+    servers = {}
+    for n in range(len(plan.servers)):
+        servers[n] = check_server(plan, n, logs[f"server/{n}"], wire)
+        if servers[n].recovered:
+            continue
+        check_restored(plan, n, logs[f"server/{n}"], wire)
+        if wrong := wrong_admission(plan, n, logs[f"server/{n}"]):
+            raise Violation(f"server {n} {wrong}")
     check_coordinator(plan, logs[COORDINATOR], wire)
     for device in range(plan.devices):
         check_offline_limit(plan, device, logs[f"device/{device}"])
@@ -147,17 +171,19 @@ def _near(one: Tensor, two: Tensor) -> bool:
 
 class Wire:
     """Every model that was ever sent. A name stands for one value, bit for bit, however often and
-    after whatever crash it is sent.
+    after whatever crash it is sent; but of those who may have changed it, the latest counts.
     """
 
-    def __init__(self, letters: Iterable[Letter]) -> None:
+    def __init__(self, letters: Iterable[Letter], changed: Collection[Actor] = ()) -> None:
         self._models: dict[tuple[str, str], Tensor] = {}
         for letter in letters:
             if letter.model is None:
                 continue
             key = self._key(letter)
             known = self._models.setdefault(key, letter.model.clone())
-            if not (torch.equal(known, letter.model)):
+            if letter.sender in changed:
+                self._models[key] = letter.model.clone()
+            elif not torch.equal(known, letter.model):
                 raise Violation(
                     f"{key[0]} {key[1]} was sent as {known.tolist()} and as {letter.model.tolist()}"
                 )
@@ -182,6 +208,10 @@ class Wire:
     def restored(self, actor: Actor, event: Restored) -> Tensor:
         """What a device was told to start from."""
         return self._of(actor, f"restored/{event.incarnation}")
+
+    def has_restored(self, actor: Actor, event: Restored) -> bool:
+        """Whether a device was ever told so."""
+        return (actor, f"restored/{event.incarnation}") in self._models
 
     def knows(self, name: str) -> bool:
         """Whether a handle was ever sent."""
@@ -316,6 +346,10 @@ class ServerStory:
     withdrawn: set[tuple[int, int]] = field(
         default_factory=set
     )  # accepted, and not yet counted when its device left
+    again: dict[int, int] = field(
+        default_factory=dict
+    )  # device -> how many activations it had behind it when it contributed again
+    recovered: bool = False
 
 
 def check_server(plan: Blueprint, server: int, log: Log, wire: Wire) -> ServerStory:
@@ -337,8 +371,12 @@ def check_server(plan: Blueprint, server: int, log: Log, wire: Wire) -> ServerSt
         "z/0" if plan.cloud.sync else f"z/{server}/0",
     )
     granted: dict[int, Activated] = {}
+    uncounted: set[int] = set()  # members that have not contributed since it was recovered
     for step in log:
         event: Any = step.event
+        if isinstance(event, Recovered):
+            story.recovered, story.held, granted, unstarted = True, [], {}, set()
+            uncounted, active, excused = {*members}, set(), set()
         if (
             isinstance(event, Uploaded)
             and Send(to=f"device/{event.device}", message=Acknowledged(activation=event.activation))
@@ -398,13 +436,28 @@ def check_server(plan: Blueprint, server: int, log: Log, wire: Wire) -> ServerSt
                             f"server {server} counted {key}, which is"
                             f" {copies[command.device].tolist()}"
                         )
+                case CountNobody():
+                    uncounted, active = {*members}, set()
+                case StepLost():
+                    model = _newer(server, model, command.result)
+                case Recount(device=device):
+                    assert isinstance(event, Contributed)
+                    if device not in uncounted:
+                        raise Violation(f"server {server} counts {device} twice: {event}")
+                    uncounted.discard(device)
+                    last[device] = event.activation - 1
+                    story.again[device] = event.activation
+                    if plan.method.has_personal:
+                        copies[device] = wire.model(event.model).double()
                 case Admit():
                     members.add(command.device)
+                    uncounted.discard(command.device)
                     unstarted |= {command.device} if plan.method.has_personal else set()
                     if everybody:  # it counts at once, with what it is to start from
                         copies[command.device] = story.z.double()
                 case Dismiss():
                     members.remove(command.device)
+                    uncounted.discard(command.device)
                     story.withdrawn |= {key for key in story.held if key[0] == command.device}
                     story.held = [key for key in story.held if key[0] != command.device]
                 case Send(message=Restored()):
@@ -444,7 +497,9 @@ def check_server(plan: Blueprint, server: int, log: Log, wire: Wire) -> ServerSt
                             f"server {server} reported while {story.held} had not been counted"
                         )
                     reported, waiting = (ready.phase, ready.iteration), True
-                    total, weight = _sum(copies, weights, members if everybody else active)
+                    total, weight = _sum(
+                        copies, weights, members - uncounted if everybody else active
+                    )
                     whole = (
                         torch.cat([total, torch.tensor([weight], dtype=torch.float64)])
                         if plan.cloud.sync
@@ -460,7 +515,9 @@ def check_server(plan: Blueprint, server: int, log: Log, wire: Wire) -> ServerSt
                     alone = not (isinstance(event, Mixed) and event.model == command.mixed)
                     mixed = story.z if alone else wire.model(command.mixed)
                     waiting = True
-                    total, weight = _sum(copies, weights, members if everybody else active)
+                    total, weight = _sum(
+                        copies, weights, members - uncounted if everybody else active
+                    )
                     if alone or plan.method.order == "mix, step":
                         mixed = _stepped(plan, mixed.double(), total, weight)
                     story.z = mixed
@@ -476,6 +533,23 @@ def check_server(plan: Blueprint, server: int, log: Log, wire: Wire) -> ServerSt
     if not (waiting or not story.held):
         raise Violation(f"server {server} has not counted {story.held}, though its phase is open")
     return story
+
+
+def check_restored(plan: Blueprint, server: int, log: Log, wire: Wire) -> None:
+    """A device that is put in step begins with what it contributed last, or with what a new one
+    begins with.
+    """
+    for device, restored, handle in restored_handles(log) if plan.method.has_personal else ():
+        known = wire.has_restored(f"device/{device}", restored)
+        if not known or (handle and not wire.knows(handle)):
+            continue
+        found = wire.restored(f"device/{device}", restored)
+        right = wire.model(handle) if handle else plan.start
+        if not torch.equal(found, right):
+            raise Violation(
+                f"server {server} told device {device} to begin with {found.tolist()}, not with"
+                f" {handle or 'x(0)'}, which is {right.tolist()}"
+            )
 
 
 def _sum(
@@ -580,10 +654,12 @@ def _check_mix(plan: Blueprint, command: MixModels, queue: list[ServerReady], wi
             raise Violation(
                 f"{command} did not keep the mean: {models.mean(0)} became {results.mean(0)}"
             )
-        if not isinstance(cloud, GraphCloud) and not (
-            _near(results, models.mean(0).expand_as(results))
-        ):
-            raise Violation(f"{command} gave {results}")
+        right = models.mean(0).expand_as(results)
+        if isinstance(cloud, GraphCloud):
+            reports = dict(zip(command.servers, models, strict=True))
+            right = torch.stack(mixed_by(cloud.mixing, command.round, reports))
+        if not _near(results, right):
+            raise Violation(f"{command} gave {results}, not {right}")
 
 
 # ------------------------------------------------------------------------------------------------
@@ -646,6 +722,8 @@ def device_story(
                     x = torch.full_like(x, FAR)
                 if wire.knows(handle) and not (torch.equal(wire.model(handle), x)):
                     raise Violation(f"{handle} was sent as {wire.model(handle)}, but is {x}")
+            case Recalled() if event.incarnation > incarnation:
+                incarnation = event.incarnation
             case Restored() if event.incarnation > incarnation:
                 incarnation = event.incarnation
                 if plan.method.has_personal:
@@ -662,6 +740,15 @@ def device_story(
     return x, prev
 
 
+def check_lives(world: World) -> None:
+    """No mini-batch is drawn twice, also by a device that has lost its memory."""
+    for actor, node in world.nodes.items():
+        if node.lives and actor.startswith("device/"):
+            is_late = number_of(actor) in world.plan.late
+            if again := repeated_sessions([*node.lives, node.disk.log], is_late):
+                raise Violation(f"{actor} {again}")
+
+
 # ------------------------------------------------------------------------------------------------
 # the end
 def check_promises(letters: Iterable[Letter], servers: Mapping[int, ServerStory]) -> None:
@@ -675,6 +762,8 @@ def check_promises(letters: Iterable[Letter], servers: Mapping[int, ServerStory]
                 (number_of(letter.to), letter.event.activation),
             )
             times = story.counted.count(key) + story.held.count(key)
+            if story.recovered and times < 2 and key not in story.declined:
+                continue  # it is in what its device has contributed again, or has yet to
             if times != (0 if key in story.withdrawn else 1) or key in story.declined:
                 raise Violation(f"{letter.sender} acknowledged {key} and counts it {times} times")
         elif isinstance(letter.event, Declined):
@@ -682,6 +771,8 @@ def check_promises(letters: Iterable[Letter], servers: Mapping[int, ServerStory]
                 servers[number_of(letter.sender)],
                 (number_of(letter.to), letter.event.activation),
             )
+            if story.recovered and key not in story.accepted:
+                continue
             if key not in story.declined or key in story.accepted:
                 raise Violation(f"{letter.sender} declined {key}, which it has accepted")
 
@@ -702,6 +793,12 @@ def check_final(
         kept = {file for file, _ in node.disk.tensors_.values()}
         if not ({*node.disk.entries} == kept):
             raise Violation(f"{actor} keeps {sorted(node.disk.entries)}, but needs {sorted(kept)}")
+        if actor in lost:
+            continue
+        if not actor.startswith("device/"):
+            may_keep = coordinator_may_keep if actor == COORDINATOR else server_may_keep
+            if more := node.disk.tensors_.keys() - may_keep(logs[actor]):
+                raise Violation(f"{actor} keeps {sorted(more)}, for which nobody can ask")
         if actor.startswith("server/"):
             story = servers[number_of(actor)]
             if not (_near(node.role.z, story.z)):

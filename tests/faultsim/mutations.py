@@ -2,6 +2,7 @@
 faultsim.mutations` tries them all.
 """
 
+import math
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -16,8 +17,9 @@ from faultsim.run import run
 from faultsim.schedule import Schedule
 from fedbcd.algorithm import cloud
 from fedbcd.engines.deploy.local import log_order as order
-from fedbcd.engines.deploy.processes import clock
+from fedbcd.engines.deploy.processes import clock, timeouts
 from fedbcd.engines.deploy.roles import (
+    base,
     contributions,
     coordinator,
     device,
@@ -31,13 +33,14 @@ from fedbcd.errors import Refused
 from fedbcd.protocol import (
     Device,
     Server,
+    clouds,
     coordinator as coordinators,
     device as devices,
     server as servers,
 )
 from fedbcd.protocol.messages import Command, Event, RetryDue, Uploaded
 
-MOST = 400  # seeds, for each
+MOST = 2000  # seeds, for each
 
 
 def no_file_sync() -> Any:
@@ -453,6 +456,169 @@ def phases_wait_for_what_was_refused() -> Any:
     return patch.object(Server, "_needed", lambda self: min(self.active, len(self._last)))
 
 
+def restored_carries_the_start() -> Any:
+    """A device that is put in step is sent x(0) instead of what it contributed last."""
+    return patch.object(
+        contributions.Copies,
+        "accepted",
+        lambda self, device: self._start,
+    )
+
+
+def sessions_repeat_after_a_lost_disk() -> Any:
+    """A device that has lost its memory draws the same mini-batches once more."""
+    return patch.object(servers, "first_session", lambda life: 0)
+
+
+def old_models_are_never_dropped() -> Any:
+    """A server keeps every z_n that it ever had."""
+    return patch.object(notes.Notes, "release", lambda *_: None)
+
+
+def old_uploads_are_never_dropped() -> Any:
+    """A server keeps every upload that it ever took."""
+    return patch.object(contributions.Copies, "drop_obsolete", lambda _: None)
+
+
+def _keeps_all(kind: str) -> Any:
+    whole = Role._drop
+
+    def drop(self: Any, name: str) -> None:
+        if not name.startswith(kind):
+            whole(self, name)
+
+    return patch.object(coordinator.CoordinatorRole, "_drop", drop)
+
+
+def old_reports_are_never_dropped() -> Any:
+    """The coordinator keeps everything that servers have ever reported."""
+    return _keeps_all("report/")
+
+
+def old_answers_are_never_dropped() -> Any:
+    """The coordinator keeps everything that it has ever answered."""
+    return _keeps_all("w/")
+
+
+def the_mixing_matrix_is_ignored() -> Any:
+    """Servers of a graph mix with all alike."""
+
+    def alike(_: Any, round_: int, servers: Sequence[int]) -> Any:
+        return ((1 / len(servers),) * len(servers),) * len(servers)
+
+    return patch.object(clouds.GraphCloud, "weights", alike)
+
+
+def any_store_is_welcome() -> Any:
+    """A coordinator looks at no server's store."""
+    return _without(coordinator.CoordinatorRole, "lost", "behind", "ahead")
+
+
+def servers_that_are_ahead_are_welcome() -> Any:
+    """A coordinator that is behind a server goes on with it."""
+    return _without(coordinator.CoordinatorRole, "ahead")
+
+
+def last_come_first_admitted() -> Any:
+    """A server lets in who asked last."""
+    whole = Server._activate_next
+
+    def latest(self: Server) -> list[Command]:
+        self._asking = dict(reversed(self._asking.items()))
+        return whole(self)
+
+    return patch.object(Server, "_activate_next", latest)
+
+
+def members_come_and_go_with_the_gamma_of_the_first() -> Any:
+    """A member is added to the sum, and taken out of it, with the gamma_i of another one."""
+    whole = server.ServerRole._change
+
+    def change(self: server.ServerRole, command: Any) -> None:
+        right, first = self._weights, self._weights[self.machine.members[0]]
+        self._weights = [first] * len(right)
+        try:
+            whole(self, command)
+        finally:
+            self._weights = right
+
+    return patch.object(server.ServerRole, "_change", change)
+
+
+def damage_goes_unnoticed() -> Any:
+    """A store hands out what its file holds, whatever was written."""
+    return patch.object(store, "_check_digest", lambda *_: None)
+
+
+def a_failed_write_is_overlooked() -> Any:
+    """A role that could not write goes on with what it has in memory."""
+    never = property(lambda _: False, lambda *_: None)
+    return patch.object(Role, "_broken", never, create=True)
+
+
+def dead_links_are_never_closed() -> Any:
+    """Nobody is called gone, however long it is silent."""
+    return patch.object(timeouts.AdaptiveTimeout, "seconds", lambda *_: math.inf)
+
+
+def patience_does_not_grow() -> Any:
+    """What is unanswered is said again after the same short time, however long answers take."""
+    return patch.object(timeouts.AdaptiveTimeout, "seconds", lambda self, _=0: self.least)
+
+
+def anybody_speaks_for_anybody() -> Any:
+    """A role does not look at who says something."""
+    return patch.object(base, "check_sender", lambda *_: None)
+
+
+def requests_from_ahead_are_taken() -> Any:
+    """A server lets in who asks for an activation that is not its next."""
+    whole = Server._requested
+
+    def requested(self: Server, event: Event) -> list[Command]:
+        assert isinstance(event, servers.UpdateRequested)
+        last = self._last.get(event.device)
+        if last is not None and event.activation > last + 1:
+            event = servers.UpdateRequested(device=event.device, activation=last + 1)
+        return whole(self, event)
+
+    states = (servers.ServerState.COLLECTING, servers.ServerState.WAITING)
+    return patch.dict(
+        servers.TRANSITIONS, {(s, servers.UpdateRequested): requested for s in states}
+    )
+
+
+def twins_are_not_told_apart() -> Any:
+    """A device is in step if it is as far as its server thinks, however often it was put there."""
+
+    def is_in_step(self: Any, here: Any, new: bool) -> bool:
+        return self.store == here.store and (self.activation == here.activation or new)
+
+    return patch.object(server._DeviceProgress, "is_in_step_with", is_in_step)
+
+
+def nobody_asks_for_ever() -> Any:
+    """A server whose report is unanswered says it again twelve times, and then waits."""
+    said: dict[int, tuple[tuple[int, int], int]] = {}
+
+    def retry(self: Server, _: Event) -> list[Command]:
+        phase, (known, times) = (self.phase, self.iteration), said.get(id(self), ((-1, -1), 0))
+        said[id(self)] = phase, (times + 1 if known == phase else 1)
+        return [self._report()] if said[id(self)][1] <= 12 else []
+
+    return patch.dict(servers.TRANSITIONS, {(servers.ServerState.WAITING, RetryDue): retry})
+
+
+def a_mix_has_room_for_five() -> Any:
+    """A coordinator has no place for more servers that wait than five."""
+    whole = coordinators.AsyncCoordinator._fits
+
+    def fits(self: Any, ready: Any, heard: Any) -> bool:
+        return whole(self, ready, heard) and (ready.iteration > 0 or len(self._queue) < 5)
+
+    return patch.object(coordinators.AsyncCoordinator, "_fits", fits)
+
+
 MUTATIONS: dict[str, Callable[[], Any]] = {
     mutation.__name__: mutation
     for mutation in (
@@ -497,6 +663,26 @@ MUTATIONS: dict[str, Callable[[], Any]] = {
         uploads_out_of_range_are_taken,
         what_was_refused_is_kept,
         phases_wait_for_what_was_refused,
+        restored_carries_the_start,
+        sessions_repeat_after_a_lost_disk,
+        old_models_are_never_dropped,
+        old_uploads_are_never_dropped,
+        old_reports_are_never_dropped,
+        old_answers_are_never_dropped,
+        the_mixing_matrix_is_ignored,
+        any_store_is_welcome,
+        servers_that_are_ahead_are_welcome,
+        last_come_first_admitted,
+        members_come_and_go_with_the_gamma_of_the_first,
+        damage_goes_unnoticed,
+        a_failed_write_is_overlooked,
+        dead_links_are_never_closed,
+        patience_does_not_grow,
+        anybody_speaks_for_anybody,
+        requests_from_ahead_are_taken,
+        twins_are_not_told_apart,
+        nobody_asks_for_ever,
+        a_mix_has_room_for_five,
     )
 }
 

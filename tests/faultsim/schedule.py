@@ -3,7 +3,7 @@ can be left out.
 """
 
 import random
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 from functools import cache
 
@@ -12,11 +12,13 @@ from torch import nn
 import fedbcd as fb
 from fedbcd.engines.deploy.processes.failpoints import Failpoint
 from fedbcd.engines.deploy.roles.blueprint import Blueprint
-from fedbcd.protocol.messages import COORDINATOR, device_actor, server_actor
+from fedbcd.protocol.messages import COORDINATOR, Actor, device_actor, server_actor
 from fedbcd.spec import RunSpec
 
-UNTIL = 4.0  # seconds of trouble
-STRUCK = 0.35  # of the seeds have wrong stores
+UNTIL = 3.0  # seconds of trouble
+MINUTES_UNTIL, MINUTES_PACE = 120.0, 5.0  # in some seeds, where everybody also takes longer
+RARE = 50  # one seed in so many has many servers and devices, and one has trouble of minutes
+MANY, LARGE_UNTIL = (10, 6), 2.0  # servers, and devices of each; seconds of trouble there
 MINUTES, DAYS, YEARS = 1e3, 1e6, 1e9  # seconds that a clock may leap by, at most
 
 
@@ -54,9 +56,40 @@ class Fault(Enum):
         "a server or the coordinator comes up with an old copy of its disk; later its own is put"
         " back"
     )
+    DAMAGED_DISK = "a role's disk changes a bit of a file; later that file is put back"
+    DEAD_LINK = "a link is dead both ways and stays so, until one end notices and connects anew"
+    SLOW_LINE = "a line takes as long for a model as training does, from the start to the end"
+    HOSTILE = "a member says what it must not: for others, of the future, or what is no model"
+    TWIN = "two processes have one device's identity and copies of its disk, and take turns"
+    RECOVERED = (
+        "a server loses its disk, or has an old copy, for good; it is recovered from its"
+        " coordinator's log"
+    )
+    CUT_OFF = "a role hears nobody and is heard by nobody, for up to a minute"
 
 
-APART = (Fault.LOST_STORE, Fault.OLD_STORE, Fault.SPOILED, Fault.CLOCK_LEAP)  # drawn by themselves
+# drawn by themselves: kind -> the share of the seeds that have it, and how often at most
+APART = {
+    Fault.LOST_STORE: (0.0, 0),  # with the next
+    Fault.OLD_STORE: (0.35, 2),
+    Fault.SPOILED: (1 / 3, 3),
+    Fault.CLOCK_LEAP: (0.5, 4),
+    Fault.DAMAGED_DISK: (0.15, 2),
+    Fault.DEAD_LINK: (0.15, 3),
+    Fault.SLOW_LINE: (0.1, 2),
+    Fault.HOSTILE: (0.2, 4),
+    Fault.TWIN: (0.12, 1),
+    Fault.RECOVERED: (0.2, 2),
+    Fault.CUT_OFF: (0.0, 0),  # where trouble is of minutes
+}
+SWAPPED = (
+    Fault.LOST_DISK,
+    Fault.OLD_BACKUP,
+    Fault.LOST_STORE,
+    Fault.OLD_STORE,
+    Fault.TWIN,
+    Fault.RECOVERED,
+)  # a disk is another one afterwards
 
 
 @dataclass(frozen=True)
@@ -81,7 +114,17 @@ class Planned:
 _BCD = fb.FedBCD(device_step=0.05, batch=4, steps=(1, 3))
 _BCDI = fb.FedBCDI(device_step=0.05, batch=4, steps=(1, 3), offline_limit=2)
 _TWICE = fb.FedBCD(device_step=0.05, batch=4, steps=(1, 3), cloud_iterations=2)
-_GRAPH = fb.GraphCloud([[0.5, 0.5, 0], [0.5, 0, 0.5], [0, 0.5, 0.5]])
+
+
+def ring(servers: int, step: int, kept: float) -> list[list[float]]:
+    """A mixing matrix that is not its own transpose."""
+    return [
+        [kept * (n == m) + (1 - kept) * (m == (n + step) % servers) for m in range(servers)]
+        for n in range(servers)
+    ]
+
+
+_GRAPH = fb.GraphCloud([ring(3, 1, 0.5), ring(3, 2, 0.25)])
 CASES: list[tuple[str, fb.Algorithm, fb.Cloud]] = [
     ("fedbcd-sync", _BCD, fb.SyncCloud()),
     ("fedbcd-async", _BCD, fb.AsyncCloud(first=2)),
@@ -101,17 +144,30 @@ CASES: list[tuple[str, fb.Algorithm, fb.Cloud]] = [
 SERVERS = 3
 
 
+def gamma_of(device: int) -> float:
+    """They differ."""
+    return 0.5 + 0.25 * (device * 3 % 5)
+
+
 @cache
 def blueprint_of(
-    case: int, members: int, active: int, late: frozenset[int] = frozenset()
+    case: int,
+    members: int,
+    active: int,
+    late: frozenset[int] = frozenset(),
+    servers: int = SERVERS,
 ) -> Blueprint:
     """A plan with a model of three numbers; the `late` devices are no members before they join."""
     _, algorithm, cloud = CASES[case]
-    devices = SERVERS * members
-    groups = [[*range(n * members, (n + 1) * members)] for n in range(SERVERS)]
+    devices = servers * members
+    groups = [[*range(n * members, (n + 1) * members)] for n in range(servers)]
+    if isinstance(cloud, fb.GraphCloud):
+        cloud = fb.GraphCloud([ring(servers, 1, 0.5), ring(servers, 2, 0.25)])
     module = nn.Linear(2, 1)
     nn.init.constant_(module.weight, 0.25)
     nn.init.constant_(module.bias, -0.5)
+    if isinstance(algorithm, fb.FedBCD | fb.FedBCDI):
+        algorithm = replace(algorithm, penalty=[gamma_of(d) for d in range(devices)])
     spec = RunSpec(algorithm, cloud, active=active, joins=dict.fromkeys(late, 1))
     return Blueprint.make(spec, active, groups, [4 + d for d in range(devices)], module)
 
@@ -129,60 +185,90 @@ class Schedule:
         float  # seconds for which roles collect letters that become durable together; 0: each alone
     )
     faults: tuple[Planned, ...]
+    servers: int = SERVERS
+    until: float = UNTIL
+    pace: float = 1.0  # by which everything that is no trouble takes longer
 
     @classmethod
     def of(cls, seed: int) -> "Schedule":
         """From a seed alone."""
         chance = random.Random(f"schedule {seed}")
-        case, members = seed % len(CASES), chance.choice([1, 2, 2, 3])
+        case, members, servers = seed % len(CASES), chance.choice([1, 1, 2, 2, 3]), SERVERS
+        is_large, is_long = is_rare(seed, 25), is_rare(seed, 10)
+        if is_large:
+            servers, members = MANY
         active = chance.randint(1, members)
-        left_out = (
-            [Fault.LOST_DISK, Fault.OLD_BACKUP] if isinstance(CASES[case][1], fb.FedBCDI) else []
-        )
-        left_out += (
-            [Fault.CHANGE] if members == 1 else []
-        )  # the last member of a server cannot leave
-        kinds = [fault for fault in Fault if fault not in (*left_out, *APART)]
-        chosen = chance.sample(
-            kinds, chance.randint(1, len(kinds))
-        )  # few kinds often, so that each also comes alone
+        chosen = _chosen(chance, members)
         late = frozenset(
             d
-            for d in range(SERVERS * members)
+            for d in range(servers * members)
             if d % members and Fault.CHANGE in chosen and chance.random() < 0.3
         )
-        plan = blueprint_of(case, members, active, late)
+        plan = blueprint_of(case, members, active, late, servers)
         faults = [_draw(chance, chance.choice(chosen), plan) for _ in range(chance.randint(2, 14))]
-        faults += _wrong_stores(random.Random(f"stores {seed}"))
-        faults += _spoiled(random.Random(f"spoiled {seed}"), plan)
-        faults += _leaps(random.Random(f"leaps {seed}"), plan)
         together = chance.choice([0.0, 0.05, 0.3])
+        faults += _apart(seed, plan, faults)
+        until, pace = LARGE_UNTIL if is_large else UNTIL, 1.0
+        if is_long:
+            until, pace = MINUTES_UNTIL, MINUTES_PACE
+            chance = random.Random(f"cut off {seed}")
+            faults += [_draw(chance, Fault.CUT_OFF, plan) for _ in range(3)]
+        faults = [_scaled(planned, until / UNTIL, is_long) for planned in faults]
+        ordered = tuple(sorted(faults, key=lambda planned: planned.at))
         return cls(
-            seed,
-            case,
-            members,
-            active,
-            late,
-            together,
-            tuple(sorted(faults, key=lambda planned: planned.at)),
-        )
+            seed, case, members, active, late, together, ordered, servers, until, pace
+        )  # fmt: skip
 
     @property
     def blueprint(self) -> Blueprint:
         """The plan of the deployment."""
-        return blueprint_of(self.case, self.members, self.active, self.late)
+        return blueprint_of(self.case, self.members, self.active, self.late, self.servers)
 
 
-def _wrong_stores(chance: random.Random) -> list[Planned]:
-    """Drawn apart from the others: few seeds have them, since little else happens where a server is
-    missing.
-    """
+def is_rare(seed: int, shift: int) -> bool:
+    """One in `RARE`, of every case."""
+    return (seed + shift) % RARE == (seed // RARE) % RARE
+
+
+def _chosen(chance: random.Random, members: int) -> list[Fault]:
+    """Few kinds often, so that each also comes alone."""
+    # the last member of a server cannot leave
+    left_out = [*APART, *([Fault.CHANGE] if members == 1 else [])]
+    kinds = [fault for fault in Fault if fault not in left_out]
+    return chance.sample(kinds, chance.randint(1, len(kinds)))
+
+
+def _scaled(planned: Planned, factor: float, lasts: bool) -> Planned:
+    stretched = lasts and planned.fault is not Fault.SLOW_LINE
+    length = planned.length * factor if stretched else planned.length
+    return replace(planned, at=planned.at * factor, length=length)
+
+
+def _apart(seed: int, plan: Blueprint, others: list[Planned]) -> list[Planned]:
+    """Each kind drawn by itself, so that one more of them leaves the others as they were."""
+    faults = _wrong_stores(random.Random(f"stores {seed}"), plan)
+    for fault, (share, most) in APART.items():
+        chance = random.Random(f"{fault.name} {seed}")
+        if chance.random() < share and fault not in (Fault.LOST_STORE, Fault.OLD_STORE):
+            faults += [_draw(chance, fault, plan) for _ in range(chance.randint(1, most))]
+    # a copy of a damaged disk is damaged when nobody knows it; two that trained offline differ
+    swapped = {planned.where for planned in (*faults, *others) if planned.fault in SWAPPED}
+    return [
+        planned
+        for planned in faults
+        if not (planned.fault is Fault.DAMAGED_DISK and planned.where in swapped)
+        and not (planned.fault is Fault.TWIN and plan.method.offline)
+    ]
+
+
+def _wrong_stores(chance: random.Random, plan: Blueprint) -> list[Planned]:
+    """Few seeds have them, since little else happens where a server is missing."""
     faults = (
         [chance.choice([Fault.LOST_STORE, Fault.OLD_STORE]) for _ in range(chance.randint(1, 2))]
-        if chance.random() < STRUCK
+        if chance.random() < APART[Fault.OLD_STORE][0]
         else []
     )
-    actors = [COORDINATOR, *(server_actor(n) for n in range(SERVERS))]
+    actors = [COORDINATOR, *(server_actor(n) for n in range(len(plan.servers)))]
     return [
         Planned(
             round(chance.uniform(0.0, UNTIL), 3),
@@ -195,35 +281,38 @@ def _wrong_stores(chance: random.Random) -> list[Planned]:
     ]
 
 
-def _spoiled(chance: random.Random, plan: Blueprint) -> list[Planned]:
-    """Drawn apart as well: a third of the seeds have them."""
-    count = chance.randint(1, 3) if chance.random() < 1 / 3 else 0
-    return [_draw(chance, Fault.SPOILED, plan) for _ in range(count)]
-
-
-def _leaps(chance: random.Random, plan: Blueprint) -> list[Planned]:
-    """Drawn apart as well: half of the seeds have them."""
-    return [_draw(chance, Fault.CLOCK_LEAP, plan) for _ in range(chance.choice([0, 0, 0, 1, 2, 4]))]
+def links_of(plan: Blueprint) -> list[tuple[Actor, Actor]]:
+    """All: who connects, and to whom."""
+    pairs = [(device_actor(d), server_actor(plan.home_of(d))) for d in range(plan.devices)]
+    return [*pairs, *((server_actor(n), COORDINATOR) for n in range(len(plan.servers)))]
 
 
 def _draw(chance: random.Random, fault: Fault, plan: Blueprint) -> Planned:
     actors = [
         COORDINATOR,
-        *(server_actor(n) for n in range(SERVERS)),
+        *(server_actor(n) for n in range(len(plan.servers))),
         *(device_actor(d) for d in range(plan.devices)),
     ]
     where, amount, point = chance.choice(actors), chance.random(), None
     match fault:
-        case Fault.PARTITION | Fault.RESET:
-            pairs = [(device_actor(d), server_actor(plan.home_of(d))) for d in range(plan.devices)]
-            pair = chance.choice(
-                [*pairs, *((server_actor(n), COORDINATOR) for n in range(SERVERS))]
-            )
+        case Fault.PARTITION | Fault.RESET | Fault.DEAD_LINK | Fault.SLOW_LINE:
+            pair = chance.choice(links_of(plan))
             where = ">".join(pair if chance.random() < 0.5 else pair[::-1])
         case Fault.CRASH_AT_STEP:
             point = chance.choice([*Failpoint])
-        case Fault.LOST_DISK | Fault.OLD_BACKUP | Fault.GIVE_UP | Fault.CHANGE | Fault.SPOILED:
+        case (
+            Fault.LOST_DISK
+            | Fault.OLD_BACKUP
+            | Fault.GIVE_UP
+            | Fault.CHANGE
+            | Fault.SPOILED
+            | Fault.TWIN
+        ):
             where = device_actor(chance.randrange(plan.devices))
+        case Fault.HOSTILE:
+            where = chance.choice(actors[1:])
+        case Fault.RECOVERED:
+            where = server_actor(chance.randrange(len(plan.servers)))
         case Fault.CLOCK_JUMP:
             amount = chance.choice([-1, 1]) * 10 ** chance.uniform(-3, 4)
         case Fault.CLOCK_LEAP:

@@ -2,18 +2,21 @@
 an old copy; later the newest is put back.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from faultsim.schedule import Fault, Planned
 from fedbcd.errors import ProtocolError
+from fedbcd.protocol.clouds import RigorousCloud, SyncCloud
 from fedbcd.protocol.messages import (
     COORDINATOR,
     Acknowledged,
     Actor,
     Declined,
+    MixModels,
     Send,
+    StepGlobal,
     Uploaded,
     Withdrawn,
     device_actor,
@@ -146,10 +149,21 @@ class Stores:
         reported = max(
             (step.event.phase for step in host.disk.log if step.event.server == number), default=-1
         )  # type: ignore[attr-defined]
-        return (
-            f"{host.actor} let {guest} in, whose store is an old one"
-            if hello["phase"] < reported
-            else ""
+        if hello["phase"] < reported:
+            return f"{host.actor} let {guest} in, whose store is an old one"
+        if hello["phase"] > self._latest_phase(host.disk.log, reported):
+            return f"{host.actor} let {guest} in, which is ahead of it"
+        return ""
+
+    def _latest_phase(self, log: Sequence[Transition], reported: int) -> int:
+        """The latest phase of a server of which the coordinator can know."""
+        cloud, last = self._world.plan.cloud, self._world.plan.method.cloud_iterations - 1
+        if not isinstance(cloud, SyncCloud | RigorousCloud):
+            return reported + 1
+        return sum(
+            isinstance(c, StepGlobal) or (isinstance(c, MixModels) and c.iteration == last)
+            for step in log
+            for c in step.commands
         )
 
 

@@ -15,9 +15,13 @@ from unittest.mock import patch
 import torch
 from torch import Tensor, nn
 
+from faultsim.damage import Damage
 from faultsim.disk import Disk
-from faultsim.schedule import SERVERS, UNTIL, Fault, Planned, Schedule
+from faultsim.patience import Patience
+from faultsim.recovering import Recovering
+from faultsim.schedule import Fault, Planned, Schedule, links_of
 from faultsim.stores import Stores
+from faultsim.strangers import Hostile, Twins
 from fedbcd.algorithm.interpret import Registers
 from fedbcd.data.samples import Samples
 from fedbcd.engines.deploy.links.codec import WireLimits, decode, encode
@@ -60,7 +64,16 @@ SNAPSHOT_EVERY = 7
 _NOTHING = OwnData(
     Samples(torch.zeros(1, 2), torch.zeros(1, 1)), nn.Linear(2, 1), nn.functional.mse_loss
 )
-_WINDOWS = (Fault.LOSS, Fault.DELAY, Fault.REORDER, Fault.DUPLICATE, Fault.PARTITION, Fault.SPOILED)
+_WINDOWS = (
+    Fault.LOSS,
+    Fault.DELAY,
+    Fault.REORDER,
+    Fault.DUPLICATE,
+    Fault.PARTITION,
+    Fault.RESET,
+    Fault.SPOILED,
+)
+DYING_S = 0.05  # between a write that failed and the end of the process
 FAR = 1e30  # of a model that is out of range
 
 
@@ -127,7 +140,9 @@ class Node:
     life: int = 0
     backup: dict[str, object] | None = None
     was_reset: bool = False  # its disk was lost or put back
+    lives: list[tuple[Transition, ...]] = field(default_factory=list)  # logs that went with disks
     committed: int = 0
+    dying: Any = None  # a role that could not write, until its process ends
     inbox: list[Letter] = field(default_factory=list)  # what has come and is to be handled together
 
 
@@ -142,6 +157,7 @@ class World:
     sent: list[Letter] = field(default_factory=list)
     refused: list[str] = field(default_factory=list)
     spoiled: set[ModelRef] = field(default_factory=set)  # uploads that are out of range
+    objections: list[str] = field(default_factory=list)  # what should have been refused
     turned_away: int = 0  # devices that were no members, when they knocked
     happened: dict[Fault, int] = field(default_factory=dict)
     groups: Counter[int] = field(
@@ -154,7 +170,7 @@ class World:
         self.plan: Blueprint = self.schedule.blueprint
         self.actors = [
             COORDINATOR,
-            *(server_actor(n) for n in range(SERVERS)),
+            *(server_actor(n) for n in range(self.schedule.servers)),
             *(device_actor(d) for d in range(self.plan.devices)),
         ]
         self.nodes = {
@@ -164,7 +180,7 @@ class World:
         self._disks = len(self.actors)
         self._heap: list[tuple[float, int, Callable[[], None]]] = []
         self._serial = 0
-        self._windows: list[Planned] = []
+        self._windows: dict[Fault, list[Planned]] = {}
         self._fates: dict[
             tuple[ModelRef, int], type[Event] | None
         ] = {}  # of each piece of work: what comes of it, if not what should
@@ -172,13 +188,22 @@ class World:
         self._greeted: Counter[tuple[Actor, Actor]] = (
             Counter()
         )  # how often; a letter does not outlive the connection that it was sent on
-        links = [
-            (device_actor(d), server_actor(self.plan.home_of(d))) for d in range(self.plan.devices)
-        ]
-        links += [(server_actor(n), COORDINATOR) for n in range(SERVERS)]
+        links = links_of(self.plan)
         self._links_of = {actor: [pair for pair in links if actor in pair] for actor in self.actors}
         size = self.plan.size_F
-        self.stores = Stores(self)
+        self.stores, self.damage, self.patience = Stores(self), Damage(self), Patience(self)
+        self.hostile, self.twins = Hostile(self), Twins(self)
+        self.recovering = Recovering(self)
+        self._apart: dict[Fault, Callable[[Planned], None]] = {
+            Fault.LOST_STORE: self.stores.strike,
+            Fault.OLD_STORE: self.stores.strike,
+            Fault.DAMAGED_DISK: self.damage.strike,
+            Fault.DEAD_LINK: self.patience.strike,
+            Fault.SLOW_LINE: lambda _: None,  # from the start on
+            Fault.HOSTILE: self.hostile.strike,
+            Fault.TWIN: self.twins.strike,
+            Fault.RECOVERED: self.recovering.strike,
+        }
         self.is_calm = False  # trouble has ended
         self._limits = WireLimits(frozenset({("F32", size), ("F64", size + 1)}))
 
@@ -197,7 +222,8 @@ class World:
                 self._tick_later(actor)
             for planned in self.schedule.faults:
                 self.after(planned.at, lambda p=planned: self._strike(p))
-            self._run_until(lambda: self.now >= UNTIL, UNTIL + 1)
+            until = self.schedule.until
+            self._run_until(lambda: self.now >= until, until + 1)
             self._heal()
             # what is acknowledged is in two stores; nobody can go on, and nothing else may happen
             if self.stores.are_split:
@@ -205,10 +231,11 @@ class World:
                 return
             goal = self.rounds + CALM_ROUNDS
             began = self.now
-            if not self._run_until(lambda: self.rounds >= goal, self.now + CALM_S):
+            calm_s = CALM_S * self.schedule.pace
+            if not self._run_until(lambda: self.rounds >= goal, self.now + calm_s):
                 raise Violation(
                     f"after the faults stopped, round {self.rounds} did not become {goal} in"
-                    f" {CALM_S:.0f} s: {self._states()}"
+                    f" {calm_s:.0f} s: {self._states()}"
                 )
             self.recovered_s = self.now - began
 
@@ -263,11 +290,11 @@ class World:
     def _noted(self, node: Node, step: Transition) -> None:
         node.committed = node.role.store.length
 
-    def _time(self, node: Node) -> float:
+    def time_of(self, node: Node) -> float:
         return self.now + node.offset + node.leap
 
     def crash(self, node: Node, back_in: float) -> None:
-        node.role = None
+        node.role = node.dying = None
         node.doomed = None
         node.inbox.clear()
         node.disk.crash()
@@ -295,14 +322,30 @@ class World:
         except ProtocolError as error:
             self.refused.append(f"{node.actor}: {error}")
         except RecordError as error:
-            if not node.disk.full:
-                raise Violation(f"{node.actor}: {error}") from error
-            self.count(Fault.FULL_DISK)
-            self.crash(node, 0.3)
+            self._cannot_go_on(node, error)
             return False
         finally:
             failpoints.disarm()
         return True
+
+    def _cannot_go_on(self, node: Node, error: RecordError) -> None:
+        """A full or damaged disk ends a process; meanwhile others may still ask it for more."""
+        if "damaged" in str(error) and self.damage.is_of(node):
+            self.crash(node, 0.3)
+        elif node.dying is not None:
+            return
+        elif not node.disk.full:
+            raise Violation(f"{node.actor}: {error}") from error
+        else:
+            self.count(Fault.FULL_DISK)
+            node.dying = role = node.role
+            late = DYING_S * (self.schedule.seed % 2) if role is not None else 0.0
+
+            def end() -> None:
+                if node.role is role:
+                    self.crash(node, 0.3)
+
+            self.after(late, end)
 
     def _do(self, node: Node, act: Callable[[], list[Letter]]) -> None:
         if node.role is not None and self._guarded(node, act):
@@ -324,9 +367,9 @@ class World:
         def finish() -> None:
             if node.role is role:
                 role.busy_with = None  # type: ignore[attr-defined]
-                self._do(node, lambda: role.finish(done, self._time(node)))
+                self._do(node, lambda: role.finish(done, self.time_of(node)))
 
-        self.after(self.chance.uniform(0.05, 0.4), finish)
+        self.after(self.chance.uniform(0.05, 0.4) * self.schedule.pace, finish)
 
     def _spoiled(self, node: Node, done: WorkDone) -> WorkDone:
         """What came of a piece of work, unless trouble is due: then nothing did, or a model that no
@@ -363,13 +406,26 @@ class World:
             node = self.nodes[actor]
             if node.role is None or node.paused_until > self.now:
                 return
+            self.patience.watch(actor)
             self._connect_all(actor)
             event = self._due(node) if node.role is not None else None
+            if isinstance(event, RetryDue) and not self._is_time_to_repeat(node):
+                return
             if event is not None:
-                self._do(node, lambda: node.role.tell(event, self._time(node)))
+                self._do(node, lambda: node.role.tell(event, self.time_of(node)))
 
         if actor != COORDINATOR:
-            self.after(self.chance.uniform(0.2, 0.9), tick)
+            self.after(self.chance.uniform(0.2, 0.9) * self.schedule.pace, tick)
+
+    def _is_time_to_repeat(self, node: Node) -> bool:
+        machine = node.role.machine
+        said = (
+            (machine.phase, machine.iteration)
+            if isinstance(node.role, ServerRole)
+            else (machine.state, machine.activation, machine.incarnation)
+        )
+        connections = self._greeted[self._links_of[node.actor][-1]]
+        return self.patience.may_repeat(node.actor, said, connections)
 
     def _due(self, node: Node) -> Event | None:
         role = node.role
@@ -401,11 +457,15 @@ class World:
         for guest, host in self._links_of[actor]:
             at, dialled = self.nodes[host], self.nodes[guest].role
             ready = (
-                at.role is not None and dialled is not None and (guest, host) not in self._connected
+                (guest, host) not in self._connected
+                and at.role is not None
+                and dialled is not None
+                and at.dying is None
             )
-            if ready and not (
-                self._active(Fault.PARTITION, guest, host)
-                or self._active(Fault.PARTITION, host, guest)
+            if ready and not any(
+                self._active(fault, *pair)
+                for fault in (Fault.PARTITION, Fault.CUT_OFF)
+                for pair in ((guest, host), (host, guest))
             ):
                 self._greet(at, guest, dialled.hello())
 
@@ -418,40 +478,80 @@ class World:
             return
         self._greeted[guest, host.actor] += 1
         before, objection = len(self.refused), self.stores.objection(host, guest, hello)
+        if host.actor in self.recovering.actors:  # who is ahead of it contributes again
+            objection = ""
         belongs = (
             host.actor == COORDINATOR or host.role.machine.last_of(number_of(guest)) is not None
         )
         self._connected.add((guest, host.actor))
-        self._do(host, lambda: host.role.greet(guest, hello, self._time(host)))
+        self._do(host, lambda: host.role.greet(guest, hello, self.time_of(host)))
         turned_away = len(self.refused) > before
         if host.role is not None and belongs and objection and not turned_away:
             self.stores.let_in.append(objection)
-        if turned_away and belongs and not self.stores.is_wrong(host.actor, guest):
+        has_to_wait = isinstance(host.role, ServerRole) and not host.role.machine.takes_back
+        is_wrong = self.stores.is_wrong(host.actor, guest)
+        if turned_away and belongs and not is_wrong and not has_to_wait:
             raise Violation(f"an honest peer was turned away: {self.refused[-1]}")
         if not belongs and host.role is not None and not turned_away:
             raise Violation(f"{host.actor} let {guest} in, which is no member")
         if turned_away:
             self.turned_away += 1
             self.refused.pop()
-            self._connected.discard((guest, host.actor))
+            self.hang_up((guest, host.actor))
         elif host.actor == COORDINATOR and host.role is not None:
             self._welcomed(self.nodes[guest])
 
     def _welcomed(self, server: Node) -> None:
         """A new server begins; its devices see it soon."""
         if server.role is not None and server.role.machine.state is ServerState.NEW:
-            self._do(server, lambda: server.role.welcome(self._time(server)))
+            self._do(server, lambda: server.role.welcome(self.time_of(server)))
             self.after(0.01, lambda: self._connect_all(server.actor))
 
+    def cut_off(self, actor: Actor) -> None:
+        """What is on its way to or from it does not arrive."""
+        for pair in self._links_of[actor]:
+            self._greeted[pair] += 1
+        for node in self.nodes.values():
+            node.inbox = [letter for letter in node.inbox if letter.sender != actor]
+
     def _disconnect(self, actor: Actor) -> None:
-        self._connected -= {pair for pair in self._connected if actor in pair}
+        for pair in self._links_of[actor]:
+            self.hang_up(pair)
+
+    def hang_up(self, pair: tuple[Actor, Actor]) -> None:
+        """The connection of a guest and a host has ended."""
+        self._connected.discard(pair)
+        self.patience.closed(pair)
+
+    def is_connected(self, guest: Actor, host: Actor) -> bool:
+        """Whether both believe so."""
+        return (guest, host) in self._connected
+
+    def links_of(self, actor: Actor) -> list[tuple[Actor, Actor]]:
+        """With whom it may connect: guest and host."""
+        return self._links_of[actor]
+
+    def leave(self, node: Node) -> None:
+        """Another process takes its place; what is on its way to the old one is lost."""
+        node.inbox.clear()
+        self._disconnect(node.actor)
+        self.cut_off(node.actor)
+
+    def come_back(self, node: Node) -> None:
+        """It has its turn again, or for the first time."""
+        if node.role is None:
+            self._open(node.actor)
+        else:
+            node.role.busy_with = None  # what came of its work meanwhile has been lost
+            self._work(node)
+            self.after(0.01, lambda: self._connect_all(node.actor))
 
     def _active(self, fault: Fault, sender: Actor, to: Actor) -> Planned | None:
-        for planned in self._windows:
-            if (
-                planned.fault is fault
-                and planned.where in (sender, to, f"{sender}>{to}")
-                and planned.at <= self.now < planned.at + planned.length
+        for planned in self._windows.get(fault, ()):
+            if planned.at <= self.now < planned.at + planned.length and planned.where in (
+                sender,
+                to,
+                f"{sender}>{to}",
             ):
                 return planned
         return None
@@ -468,25 +568,27 @@ class World:
         pair = (letter.sender, letter.to)
         if pair not in self._connected and pair[::-1] not in self._connected:
             return
-        if self._active(Fault.PARTITION, *pair):
-            self.count(Fault.PARTITION)
-            return
-        if self._hits(Fault.LOSS, letter):
+        for fault in (Fault.PARTITION, Fault.CUT_OFF):
+            if self._active(fault, *pair):
+                self.count(fault)
+                return
+        line_s = self.patience.slow_s(letter)
+        if line_s is None or self.patience.is_dead(*pair) or self._hits(Fault.LOSS, letter):
             return
         copies = 2 if self._hits(Fault.DUPLICATE, letter) else 1
         for _ in range(copies):
-            delay = self.chance.uniform(0.001, 0.03)
+            delay = line_s + self.chance.uniform(0.001, 0.03)
             delay += self.chance.uniform(0.3, 3.0) if self._hits(Fault.DELAY, letter) else 0
             delay += self.chance.uniform(0.0, 0.5) if self._hits(Fault.REORDER, letter) else 0
-            self.after(delay, partial(self._deliver, letter, self._connections(letter)))
+            self.after(delay, partial(self._deliver, letter, self.connections(letter)))
 
-    def _connections(self, letter: Letter) -> int:
+    def connections(self, letter: Letter) -> int:
         """How often these two have connected."""
         return self._greeted[letter.sender, letter.to] + self._greeted[letter.to, letter.sender]
 
     def _deliver(self, letter: Letter, connections: int) -> None:
         node = self.nodes[letter.to]
-        if self._connections(letter) != connections:
+        if self.connections(letter) != connections:
             return
         if node.paused_until > self.now:
             self.after(node.paused_until - self.now, partial(self._deliver, letter, connections))
@@ -500,7 +602,7 @@ class World:
                     lambda: self._handle_inbox(node),
                 )
         elif node.role is not None:
-            self._do(node, lambda: node.role.receive(letter, self._time(node)))
+            self._do(node, lambda: node.role.receive(letter, self.time_of(node)))
 
     def _handle_inbox(self, node: Node) -> None:
         """What has come meanwhile, with one wait for the disk."""
@@ -509,7 +611,7 @@ class World:
             self._do(node, lambda: self._together(node, letters))
 
     def _together(self, node: Node, letters: list[Letter]) -> list[Letter]:
-        calls = [partial(node.role.receive, letter, self._time(node)) for letter in letters]
+        calls = [partial(node.role.receive, letter, self.time_of(node)) for letter in letters]
         outcomes = node.role.handle_group(calls)
         self.groups[len(calls)] += 1
         self.refused += [
@@ -535,7 +637,8 @@ class World:
                 ) from refused
         else:
             raise Violation(f"half of {letter.event} was taken for a whole")
-        self._connected -= {(letter.sender, letter.to), (letter.to, letter.sender)}
+        self.hang_up((letter.sender, letter.to))
+        self.hang_up((letter.to, letter.sender))
 
     # ---------------------------------------------------------------------------------------------
     # trouble
@@ -544,8 +647,11 @@ class World:
 
     def _strike(self, planned: Planned) -> None:
         fault = planned.fault
-        if fault in _WINDOWS or fault is Fault.RESET:
-            self._windows.append(planned)
+        if fault in _WINDOWS:
+            self._windows.setdefault(fault, []).append(planned)
+            return
+        if fault in self._apart:
+            self._apart[fault](planned)
             return
         node = self.nodes[planned.where]
         match fault:
@@ -578,9 +684,9 @@ class World:
                 self._lose(node, planned.length)
             case Fault.OLD_BACKUP:
                 self._back_up_or_restore(node, planned.length)
-            case Fault.LOST_STORE | Fault.OLD_STORE:
-                self.stores.strike(planned)
-                return
+            case Fault.CUT_OFF:
+                self._windows.setdefault(fault, []).append(planned)
+                self._disconnect(node.actor)
         self.count(fault)
 
     def _leap(self, node: Node, planned: Planned) -> None:
@@ -605,7 +711,7 @@ class World:
             and home.role.machine.is_working(device)
         ):
             event = DeviceLost(device=device, activation=home.role.machine.last_of(device) + 1)
-            self._do(home, lambda: home.role.tell(event, self._time(home)))
+            self._do(home, lambda: home.role.tell(event, self.time_of(home)))
 
     def _change(self, device: int) -> None:
         """A member leaves, unless it is the last; one that is none joins, for the first time or
@@ -619,7 +725,7 @@ class World:
             return
         event = DeviceLeft(device=device) if device in members else DeviceJoined(device=device)
         self.count(Fault.CHANGE)
-        self._do(home, lambda: home.role.tell(event, self._time(home)))
+        self._do(home, lambda: home.role.tell(event, self.time_of(home)))
 
     def _lose(self, node: Node, back_in: float) -> None:
         self.crash(node, back_in)
@@ -628,6 +734,7 @@ class World:
 
     def new_disk(self, node: Node) -> None:
         """An empty one."""
+        node.lives.append(tuple(node.disk.log))
         self._disks += 1
         node.disk.is_new(self._disks)
         node.committed = 0
@@ -637,14 +744,17 @@ class World:
             self.crash(node, back_in)
             node.backup = node.disk.copy()
             self.after(1.5, lambda: self._back_up_or_restore(node, back_in))
-        elif self.now < UNTIL:
+        elif self.now < self.schedule.until:
             self.crash(node, back_in)
+            node.lives.append(tuple(node.disk.log))
             node.disk.put_back(node.backup)
             node.backup, node.was_reset, node.committed = None, True, node.disk.length()
 
     def _heal(self) -> None:
-        self._windows, self.is_calm = [], True
+        self._windows, self.is_calm = {}, True
         self.stores.put_all_back()
+        self.damage.repair_all()
+        self.twins.end_all()
         for node in self.nodes.values():
             node.doomed, node.disk.full, node.paused_until = None, False, 0.0
         for node in self.nodes.values():

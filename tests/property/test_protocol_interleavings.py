@@ -695,7 +695,7 @@ WEIGHTED = [
     *[Op.SLOW] * 2,
 ]  # disturbances between stretches of progress
 STORM = st.lists(st.tuples(st.sampled_from(WEIGHTED), st.integers(0, 23)), min_size=20, max_size=60)
-THOROUGH = examples(600, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
+THOROUGH = examples(300, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
 
 
 @st.composite

@@ -196,6 +196,38 @@ def test_more_active_devices_than_members(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
+        ({"run.lr": 0.1}, "unknown key 'lr' (did you mean 'device_step' in [algorithm]?)"),
+        ({"run.momentum": 0.5}, "unknown key 'momentum', which belongs in [algorithm]"),
+        (
+            {"federation.clients": 4},
+            "unknown key 'clients' (did you mean 'devices'?); known: active",
+        ),
+        (
+            {"algorithm.optimizer": "adam"},
+            "[algorithm] has 'optimizer', which 'fedbcd' does not take; it is a setting of",
+        ),
+        (
+            {"cloud.first": 2},
+            "has 'first', which 'sync' does not take; it is a setting of 'async',",
+        ),
+        (
+            {"clock.step": 2},
+            '[clock.step] must be a table with a name, such as { name = "exponential" }, not 2;',
+        ),
+        ({"clock.step": "uniform"}, "[clock.step] needs low, e.g. low = 1"),
+        ({"run.availability": 0.5}, 'give a table such as { name = "chance", ... }'),
+        ({"model.hidden": 64}, "model.hidden = 64 must be a list, such as [64]"),
+    ],
+)
+def test_what_others_call_so_or_others_have(
+    tmp_path: Path, changes: dict[str, Any], words: str
+) -> None:
+    _refuse(tmp_path, CONFIG, changes, words)
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
         (
             {"federation.devices": [4, 2]},
             "federation.devices = [4, 2] has 2 numbers, but federation.servers = 4; give one for"

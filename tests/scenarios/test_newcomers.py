@@ -47,7 +47,7 @@ def test_a_newcomer_gets_a_model_of_its_own_that_is_better_than_z_for_it(run: fb
 
 @pytest.mark.parametrize("case", ["fedbcd-i-sync", "fedavg-sync", "fedprox-sync"])
 def test_every_algorithm_takes_its_own_local_steps(case: str) -> None:
-    """FedBCD-I trains offline and is then drawn to z; the baselines go on from z once."""
+    """The baselines go on from z once; FedBCD-I trains offline, and is drawn to z at times."""
     found = fb.personalise(train(case, rounds=2), _digits(0, 1), steps=30)
     assert found.score > found.global_score
     again = fb.personalise(train(case, rounds=2), _digits(0, 1), steps=30)
@@ -73,6 +73,33 @@ def test_its_steps_are_those_of_algorithm_1() -> None:
         gradient = 2 * own[0].T @ (own[0] @ ahead - own[1][:, 0]) / 4
         x, before = (ahead - 0.1 * (gradient + 2.0 * (ahead - z))).clamp(-0.5, 0.5), x
     assert torch.allclose(found.x, x, rtol=0, atol=7 * 50 * U * 10)
+
+
+def test_offline_it_goes_on_alone_as_long_as_the_devices_of_the_run() -> None:
+    """Algorithm 2, "edge devices suspend local training after finishing 4 offline rounds": here 2,
+    of 3 exact steps each, before z draws it back by 3 penalty steps. By hand.
+    """
+    chance = torch.Generator().manual_seed(3)
+    inputs = torch.randn(6, 3, generator=chance, dtype=torch.float64)
+    targets = inputs @ torch.ones(3, 1, dtype=torch.float64)
+    line = nn.Linear(3, 1, bias=False).double()
+    fed = fb.Federation(line, nn.functional.mse_loss, [(inputs, targets)] * 2, 1)
+    algorithm = fb.FedBCDI(
+        device_step=0.05, batch="all", steps=(3, 3), available=2, offline_limit=2, penalty=0.2
+    )
+    run = fb.train(fed, algorithm, rounds=2, dtype=torch.float64, on_notice=lambda _: None)
+    own = inputs[:4] + 1, targets[:4]
+    found = fb.personalise(run, own, test=own, steps=14)
+    z = x = before = run.global_VF[0]
+    for step in range(14):
+        if step in (6, 12):  # a contact; x - before is kept
+            moved = x - before
+            x = z + (1 - 0.2) ** 3 * (x - z)
+            before = x - moved
+        ahead = x + 0.9 * (x - before)
+        gradient = 2 * own[0].T @ (own[0] @ ahead - own[1][:, 0]) / 4
+        x, before = ahead - 0.05 * gradient, x
+    assert torch.allclose(found.x, x, rtol=0, atol=16 * 50 * U * 10)
 
 
 def test_a_run_of_its_log_gives_the_same_as_the_run(folder: Path, run: fb.Run) -> None:

@@ -177,8 +177,21 @@ def test_the_worst_tenth_has_the_largest_errors(tmp_path: Path) -> None:
         ({"data": {"name": "NAME:broken"}}, "failed (ValueError: no such table)"),
         ({"data": {"name": "NAME:uneven"}}, "device 3 has inputs of shape (2,), device 0 of (3,)"),
         ({"data": {"name": "NAME:lines", "samples": 9}}, "leave data.samples out"),
-        ({"federation": {"servers": 1, "devices": 3, "active": 1}}, "let servers times devices be"),
+        (
+            {"federation": {"servers": 1, "devices": 3, "active": 1}},
+            "let servers times devices, and newcomers, be 4",
+        ),
         ({"data": {"name": "digit"}}, "did you mean 'digits'?"),
+        ({"data": {"name": "NAME:lines", "holdout": 0.2}}, "every device has brought tests of its"),
+        (
+            {"model": {"name": "logistic", "metric": "accuracy"}},
+            "accuracy compares labels, and targets are torch.float32; labels are whole numbers",
+        ),
+        (
+            {"model": {"name": "logistic", "loss": "cross_entropy"}},
+            "cross-entropy is for labels, whole numbers; of numbers take the squared error:"
+            ' nn.MSELoss(), in a job file loss = "mse"',
+        ),
         (
             {"model": {"name": "logistic", "loss": "mae"}},
             "known: cross_entropy, mse, bce, or your own",

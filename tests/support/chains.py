@@ -17,7 +17,7 @@ from fedbcd.algorithm.fused.library import (
     PORTABLE,
     ChainSessions,
     ChainTrainer,
-    Models,
+    ModelRows,
     SamplePool,
     load,
 )
@@ -119,9 +119,9 @@ class Example:
         sessions = ChainSessions(self.steps, self.pool, self.positions)
         x, prev = self.rows.x_NP.clone(), self.rows.prev_NP.clone()
         models = (
-            Models(x, prev, torch.empty_like(x), torch.empty_like(x))
+            ModelRows(x, prev, torch.empty_like(x), torch.empty_like(x))
             if how == "apart"
-            else Models(x, prev, x, prev)
+            else ModelRows(x, prev, x, prev)
         )
         more: dict[str, Any] = {
             "step": rule.step,

@@ -10,6 +10,7 @@ import socket
 import threading
 import urllib.parse
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -107,3 +108,18 @@ def text_of(browser: Any, selector: str) -> str:
             selector,
         )
     )
+
+
+def show(browser: Any, path: Path) -> None:
+    """Open a page of a file, until all of it is drawn."""
+    browser.get(path.as_uri())
+    drawn = "return document.documentElement.dataset.drawn === 'all'"
+    wait_for(lambda: browser.execute_script(drawn))
+
+
+def unfold(browser: Any) -> None:
+    """Open what is folded, as soon as it is there; what it holds is drawn then."""
+    folds = """const found = document.querySelectorAll('details.fold');
+    found.forEach((one) => { one.open = true; }); return found.length"""
+    wait_for(lambda: browser.execute_script(folds))
+    wait_for(lambda: text_of(browser, "#settings table"))

@@ -15,17 +15,17 @@ import torch
 
 from fedbcd.engines.deploy.links.certs import Authority
 from fedbcd.engines.deploy.links.codec import Declared
-from fedbcd.engines.deploy.links.connection import LinkOptions
 from fedbcd.engines.deploy.links.dialer import Dialer
 from fedbcd.engines.deploy.links.letter import Letter
 from fedbcd.engines.deploy.links.listener import Listener, only
 from fedbcd.engines.deploy.links.tls import Credentials, Security
+from fedbcd.engines.deploy.links.traffic import LinkOptions
 from fedbcd.protocol.messages import Acknowledged, Activated, Event, UpdateRequested, Uploaded
 from fedbcd.protocol.notices import Notice
 from support.waiting import eventually
 
 SERVER, DEVICE = "server/3", "device/7"
-QUICK = LinkOptions(gone_s=60.0, keepalive_s=1.0, backoff_s=(0.02, 0.3), watch_s=0.05)
+QUICK = LinkOptions(gone_s=60.0, backoff_s=(0.02, 0.3), watch_s=0.05)
 SMALL = Declared((("weight", (2, 3)), ("bias", (2,))))
 
 
@@ -164,7 +164,7 @@ async def linked(
 
 class Proxy:
     """A TCP proxy that counts bytes, can go silent without closing anything, and can be slow (bytes
-    a second) towards the listener.
+    a second), each way.
     """
 
     def __init__(self, port: int, slow: float = math.inf) -> None:
@@ -189,6 +189,11 @@ class Proxy:
         for writer in self._writers:
             writer.close()
 
+    def break_off(self) -> None:
+        """All connections, as when a cable is pulled and put in again."""
+        for writer in self._writers:
+            writer.transport.abort()
+
     async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.accepted += 1
         self._writers.append(writer)
@@ -196,7 +201,10 @@ class Proxy:
             writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 16_384)
         if self.silent:
             return
-        far_reader, far_writer = await asyncio.open_connection("127.0.0.1", self.to_port)
+        far = socket.create_connection(("127.0.0.1", self.to_port))
+        if self.slow < math.inf:
+            far.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 16_384)
+        far_reader, far_writer = await asyncio.open_connection(sock=far)
         self._writers.append(far_writer)
         for work in (
             self._copy(reader, far_writer, "bytes_up"),
@@ -214,7 +222,7 @@ class Proxy:
             while data := await reader.read(65_536 if self.slow == math.inf else 8192):
                 if self.silent:
                     await asyncio.sleep(3600)
-                if counter == "bytes_up" and self.slow < math.inf:
+                if self.slow < math.inf:
                     due = max(due, time.monotonic() - 0.1) + len(data) / self.slow
                     await asyncio.sleep(due - time.monotonic())
                 setattr(self, counter, getattr(self, counter) + len(data))

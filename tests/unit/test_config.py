@@ -120,12 +120,16 @@ def test_a_value_that_its_class_refuses_is_refused_with_the_words_of_the_class()
 
 # ------------------------------------------------------------------------------------------------
 # choose
-@pytest.mark.parametrize("table", [{}, {"penalty": 1.0}, "fedbcd", 3, None])
+@pytest.mark.parametrize("table", [{}, {"penalty": 1.0}, 3, None])
 def test_a_choice_needs_a_name(table: Any) -> None:
     with pytest.raises(
-        ConfigError, match=r"\[algorithm\] needs a name; known: fedbcd, fedbcd-i, fedprox, fedavg"
+        ConfigError,
+        match=r"\[algorithm\] (needs|must be a table with) a name.*; known: fedbcd, fedbcd-i, fed",
     ):
         choose(ALGORITHMS, table, "algorithm")
+    assert choose(ALGORITHMS, "fedbcd", "algorithm") == choose(
+        ALGORITHMS, {"name": "fedbcd"}, "algorithm"
+    )
 
 
 @pytest.mark.parametrize(

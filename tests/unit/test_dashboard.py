@@ -2,6 +2,7 @@
 
 import json
 import re
+import shutil
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -124,6 +125,43 @@ def test_a_growing_run_is_followed(runs: Path, tmp_path: Path) -> None:
         assert not first["runs"][0]["summary"]["finished"]
         assert second["runs"][0]["summary"]["finished"]
         assert second["runs"][0]["summary"]["rounds"] > first["runs"][0]["summary"]["rounds"]
+
+
+def _whole(answer: dict[str, Any], before: dict[str, Any]) -> dict[str, Any]:
+    """As the page puts it together."""
+
+    def filled(part: dict[str, Any], old: dict[str, Any]) -> dict[str, Any]:
+        found = {name: value for name, value in part.items() if name not in ("same", "grown")}
+        found |= {name: old[name] for name in part.get("same", ())}
+        for name, rows in part.get("grown", {}).items():
+            found[name] = {column: old[name][column] + more for column, more in rows.items()}
+        return found
+
+    old = {run["key"]: run for run in before["runs"]}
+    runs = [filled(run, old.get(run["key"], {})) for run in answer["runs"]]
+    return filled(answer, before) | {"runs": runs}
+
+
+def test_a_page_is_sent_what_has_changed_and_nothing_else(runs: Path, tmp_path: Path) -> None:
+    shutil.copytree(runs / "fedbcd-async", tmp_path / "run")
+    (tmp_path / "run" / "checkpoint.safetensors").unlink()  # its history is the newer one
+    log, history = tmp_path / "run" / "events.jsonl", tmp_path / "run" / "history.csv"
+    lines, rows = log.read_bytes().splitlines(keepends=True), history.read_text().splitlines(True)
+    log.write_bytes(b"".join(lines[:-40]))
+    history.write_text("".join(rows[:-4]))
+    with serving(make_app(Library([tmp_path]))) as site:
+        key = site.get("/api/runs")[0]["key"]
+        before = site.get("/api/view", runs=key)
+        with log.open("ab") as file:
+            file.write(b"".join(lines[-40:]))
+        history.write_text("".join(rows))
+        answer = site.get("/api/view", runs=key, version=before["version"])
+        fresh = site.get("/api/view", runs=key, version="unknown")
+    (run,) = answer["runs"]
+    assert {"settings", "environment", "partition", "measures"} <= set(run["same"])
+    assert len(run["grown"]["history"]["round"]) == 4
+    assert len(json.dumps(answer)) < 0.8 * len(json.dumps(fresh))
+    assert _whole(answer, before) == fresh
 
 
 def test_a_broken_log_is_a_notice_and_a_missing_one_too(runs: Path, tmp_path: Path) -> None:
@@ -310,6 +348,7 @@ def test_a_deployment_of_which_nobody_answers_says_so_and_how_far_it_was(roles: 
     assert view["standing"] == {
         "state": "silent",
         "words": "no role answers; last seen at round 4 of 9",
+        "command": "",
     }
     assert [remark.split(" ")[0] for remark in view["run"]["advice"]] == ["coordinator", "server/0"]
     assert "server/1" in view["run"]["advice"][1]
@@ -325,7 +364,8 @@ def test_a_deployment_that_said_it_has_finished_is_finished_when_its_roles_are_g
         roles.stop("coordinator")
         deployment.ask(pool)
     _, view = deployment.view()
-    assert view["standing"] == {"state": "finished", "words": "finished, 9 rounds"}
+    assert view["standing"]["state"] == "finished"
+    assert view["standing"]["words"] == "finished, 9 rounds"
     assert view["dead"] == view["run"]["notices"] == []
 
 

@@ -47,7 +47,7 @@ def can_be(room: tuple[int, ...], devices: int, labels: int, samples: int) -> bo
     return bool(left)
 
 
-@examples(150)
+@examples(60)
 @given(
     st.lists(st.integers(1, 5), min_size=1, max_size=4),
     st.integers(1, 4),

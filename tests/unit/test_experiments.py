@@ -19,6 +19,7 @@ from fedbcd.experiments.job import Job, parse
 from fedbcd.experiments.paper import PANELS, Panel, Setting, panels
 from fedbcd.experiments.pool import job_key, run_jobs
 from fedbcd.experiments.sweep import parse_sweep, rank
+from fedbcd.planner import plan as plan_module, round_time
 from fedbcd.planner.plan import make_plan
 from fedbcd.planner.server_time import device_model
 from fedbcd.record.history import History
@@ -32,7 +33,11 @@ SMALL = {
 }
 
 
-def test_servers_may_differ_in_devices_and_in_how_many_they_wait_for(tmp_path: Path) -> None:
+def test_servers_may_differ_in_devices_and_in_how_many_they_wait_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(plan_module, "LAW", 2_000)
+    monkeypatch.setattr(round_time, "PHASES", 200)
     part = {"servers": 3, "devices": [2, 5, 3], "active": [1, 4, 2]}
     job = parse({**SMALL, "federation": part})[0]
     run = job.run(tmp_path / "run")
@@ -45,11 +50,15 @@ def test_servers_may_differ_in_devices_and_in_how_many_they_wait_for(tmp_path: P
     assert fb.replay(tmp_path / "run", run.federation)["digest"] == run.digest
     shared = parse({**SMALL, "federation": part | {"active": [1, 1, 1]}})[0].spec
     assert shared.identity(run.federation)["active"] == 1
-    for command in (["report", tmp_path / "run"], ["plan", tmp_path / "run" / "config.toml"]):
+    for command in (
+        ["report", tmp_path / "run"],
+        ["plan", tmp_path / "run" / "config.toml", "--no-pilots"],
+    ):
         answer = CliRunner().invoke(app, [str(word) for word in command])
         assert answer.exit_code == 0, answer.output
     plan = make_plan({job.active: device_model(job)}, 3)
-    assert plan.by_server[1] == max(plan.by_server)  # four of five are waited for
+    assert plan.by_server[1] == max(plan.by_server)
+    assert plan.slowest.endswith("of the median server; it waits for 4 of its 5 devices")
 
 
 def _curve(points: list[tuple[float, float]], personal: float = 0.5) -> History:
@@ -399,3 +408,16 @@ def test_a_sweep_leaves_curves_tables_and_a_report(tmp_path: Path) -> None:
     lines = (out / "curves.csv").read_text().splitlines()
     assert lines[1].startswith("algorithm.penalty = 0.1,0,0")
     assert "best: algorithm.penalty = " in result.output
+
+
+def test_a_sweep_is_not_put_among_the_files_of_a_run(tmp_path: Path) -> None:
+    job, out = tmp_path / "job.toml", tmp_path / "out"
+    sweep = {"keys": {"algorithm.penalty": [0.1, 5.0]}}
+    job.write_text(dump_toml({**SMALL, "sweep": sweep}))
+    parse(SMALL)[0].run(out)
+    before = {path: path.stat().st_mtime_ns for path in out.iterdir()}
+    with pytest.raises(RecordError, match="holds a run already; choose another folder with --out"):
+        CliRunner().invoke(app, ["sweep", str(job), "--out", str(out)], catch_exceptions=False)
+    assert {path: path.stat().st_mtime_ns for path in out.iterdir()} == before
+    with pytest.raises(ConfigError, match=r"unknown key 'sweep' \(it is for 'fedbcd sweep'\)"):
+        CliRunner().invoke(app, ["run", str(job)], catch_exceptions=False)

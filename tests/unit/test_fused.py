@@ -27,7 +27,7 @@ from fedbcd.algorithm.fused.library import (
     ChainSessions,
     ChainTester,
     ChainTrainer,
-    Models,
+    ModelRows,
     _Task,
     library,
     load,
@@ -390,7 +390,7 @@ def test_only_the_rows_of_the_devices_change_and_copies_are_kept() -> None:
     x_table[devices], prev_table[devices] = example.rows
     before, after = torch.empty(3, size), torch.empty(3, size)
     ChainTrainer(example.layers, size, compiled).train(
-        Models(x_table, prev_table, x_table, prev_table, devices, before, after),
+        ModelRows(x_table, prev_table, x_table, prev_table, devices, before, after),
         ChainSessions(example.steps, example.pool, example.positions),
         example.anchor,
         example.penalty[:, 0],
@@ -428,9 +428,9 @@ def test_steps_of_the_penalty_alone(steps: list[int], momentum: Contact, in_plac
     )
     expected = penalty_steps(Iterates(x.double(), prev.double()), work, fb.Box(-0.6, 0.7), momentum)
     models = (
-        Models(x, prev, x, prev)
+        ModelRows(x, prev, x, prev)
         if in_place
-        else Models(x, prev, torch.empty_like(x), torch.empty_like(x))
+        else ModelRows(x, prev, torch.empty_like(x), torch.empty_like(x))
     )
     # Four roundings a step, of numbers up to |x| + gamma |z - x|; what came before is magnified by
     # |1 - gamma| <= 1/2, so twice that in all. Momentum that is kept takes two more, of such

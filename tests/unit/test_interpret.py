@@ -173,7 +173,7 @@ class Any:
         return tuple(found)
 
 
-@examples(300)
+@examples(120)
 @given(seed=st.integers(0, 1_000_000))
 def test_a_stack_of_devices_does_what_each_would_do_alone(seed: int) -> None:
     drawn = Any(seed)

@@ -54,16 +54,17 @@ def _resolve(name: str) -> object:
     raise ModuleNotFoundError(name)
 
 
-@pytest.mark.parametrize("row", ENTRIES, ids=lambda row: row[0][:40])
-def test_a_row_of_the_map_is_full_and_true(row: list[str]) -> None:
-    assert len(row) == len(HEADER)
-    assert all(row)
-    assert all(_in_backticks(cell) for cell in row[1:3])
-    for name in _in_backticks(row[1]):
-        _resolve(name)
-    for reference in _in_backticks(row[2]):
-        path, _, name = reference.partition("::")
-        assert name in _names(ROOT / path), reference
+def test_every_row_of_the_map_is_full_and_true() -> None:
+    assert len(ENTRIES) > 200
+    for row in ENTRIES:
+        assert len(row) == len(HEADER), row
+        assert all(row), row
+        assert all(_in_backticks(cell) for cell in row[1:3]), row
+        for name in _in_backticks(row[1]):
+            _resolve(name)
+        for reference in _in_backticks(row[2]):
+            path, _, name = reference.partition("::")
+            assert name in _names(ROOT / path), reference
 
 
 @pytest.mark.parametrize(("algorithm", "lines"), [(1, 25), (2, 29)])

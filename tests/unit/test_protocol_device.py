@@ -11,12 +11,14 @@ from fedbcd.protocol.messages import (
     Acknowledged,
     Activated,
     Command,
+    Contributed,
     Declined,
     Event,
     Failed,
     OfflineDue,
     OfflineTrained,
     Pull,
+    Recalled,
     Restored,
     Resumed,
     RetryDue,
@@ -79,6 +81,15 @@ def plain_device(events: list[Event] | None = None) -> Device:
     return device
 
 
+RECALLED = Recalled(incarnation=1, activation=1)
+
+
+def brings(activation: int = 1, session: int = 0, incarnation: int = 1) -> Send:
+    model = f"c/7/{incarnation}/{session}"
+    event = Contributed(device=7, incarnation=incarnation, activation=activation, model=model)
+    return Send(to="server/3", message=event)
+
+
 ROWS: list[tuple[DeviceState, Event, list[Command], DeviceState]] = [
     # a device can take part
     (S.IDLE, Woke(), [ASK], S.ASKING),
@@ -130,6 +141,15 @@ ROWS: list[tuple[DeviceState, Event, list[Command], DeviceState]] = [
     *[(state, Declined(activation=0, reason="far"), [], state) for state in S],
     # the server puts it in step, whatever it was doing
     *[(state, RESTORED, [RESUMED], S.IDLE) for state in S],
+    # its server has lost what it knew: work ends, and what was contributed comes again
+    (S.IDLE, RECALLED, [brings()], S.IDLE),
+    (S.SUSPENDED, RECALLED, [brings(session=2)], S.IDLE),
+    (S.OFFLINE, RECALLED, [brings(session=1)], S.IDLE),
+    (S.ASKING, RECALLED, [brings()], S.IDLE),
+    (S.ASKING_OFFLINE, RECALLED, [brings(session=1)], S.IDLE),
+    (S.TRAINING, RECALLED, [brings()], S.IDLE),
+    (S.UPLOADING, RECALLED, [Undo(activation=1), brings(2)], S.IDLE),
+    (S.WITHDRAWING, RECALLED, [brings(2)], S.IDLE),
 ]
 
 REFUSED: list[tuple[DeviceState, Event, type[ProtocolError], str]] = [
@@ -415,3 +435,24 @@ def test_a_device_that_is_put_in_step_may_train_offline_again() -> None:
     device = device_in(S.SUSPENDED)
     device.handle(RESTORED)
     assert device.handle(OfflineDue()) == [TrainOffline(session=1 << 32)]
+
+
+# ------------------------------------------------------------------------------------------------
+# a server of a new generation
+def test_an_upload_that_the_server_knows_of_is_no_longer_undone() -> None:
+    """Its acknowledgement was lost with the disk."""
+    device = device_in(S.UPLOADING)
+    assert device.handle(Recalled(incarnation=1, activation=2)) == [brings(2)]
+
+
+def test_a_copy_is_answered_until_the_device_has_gone_on() -> None:
+    device = plain_device([Woke(), Activated(activation=0, model="z/3/0")])
+    (brought,) = device.handle(RECALLED)
+    assert brought == brings(0, session=1)  # no mini-batch of session 0 is drawn again
+    assert device.handle(RECALLED) == [brought]
+    play(device, [Woke(), Activated(activation=0, model="z/3/9")])
+    assert_ignored(device, RECALLED)
+    device.handle(Trained(activation=0, steps=3))
+    assert_ignored(device, RECALLED)
+    device.handle(Acknowledged(activation=0))
+    assert_ignored(device, RECALLED)

@@ -17,6 +17,8 @@ from fedbcd.protocol.messages import (
     Admit,
     AdoptModel,
     Command,
+    Contributed,
+    CountNobody,
     DeadlinePassed,
     Declined,
     DeviceId,
@@ -30,12 +32,17 @@ from fedbcd.protocol.messages import (
     Isolated,
     Mixed,
     OpenPhase,
+    Recalled,
+    Recount,
+    Recovered,
     Restored,
     Resumed,
     RetryDue,
+    Returned,
     Send,
     ServerReady,
     Started,
+    StepLost,
     StepModel,
     UpdateRequested,
     Uploaded,
@@ -197,6 +204,14 @@ def test_a_server_lets_in_more_than_it_needs() -> None:
     assert server.places == 1
 
 
+BUSY = (S.COLLECTING, S.WAITING)
+
+
+def brings(device: int, activation: int, incarnation: int = 1) -> Contributed:
+    model = f"c/{device}/{incarnation}/0"
+    return Contributed(device=device, incarnation=incarnation, activation=activation, model=model)
+
+
 ROWS: list[tuple[ServerState, Event, list[Command], ServerState]] = [
     (S.NEW, Started(), [OpenPhase(phase=0)], S.COLLECTING),
     # devices
@@ -219,6 +234,11 @@ ROWS: list[tuple[ServerState, Event, list[Command], ServerState]] = [
         for state in (S.COLLECTING, S.WAITING)
     ],
     *[(state, Resumed(device=0, incarnation=0), [], state) for state in (S.COLLECTING, S.WAITING)],
+    # it has an older store, and goes on
+    (S.COLLECTING, Recovered(generation=1), [CountNobody()], S.COLLECTING),
+    (S.WAITING, Recovered(generation=1), [], S.WAITING),
+    *[(state, Returned(device=0, activation=1, incarnation=0), [], state) for state in BUSY],
+    *[(state, brings(0, 1), [], state) for state in BUSY],
     # the coordinator
     (S.COLLECTING, mixed(0), [], S.COLLECTING),
     (S.COLLECTING, GlobalUpdated(phase=0, model="z/1"), [], S.COLLECTING),
@@ -236,7 +256,6 @@ ROWS: list[tuple[ServerState, Event, list[Command], ServerState]] = [
     (S.WAITING, RetryDue(), [report(1, 0, "z/3/1")], S.WAITING),
 ]
 
-BUSY = (S.COLLECTING, S.WAITING)
 REFUSED: list[tuple[ServerState, Event, type[ProtocolError], str]] = [
     *[
         (state, asks(0, 2), RemoteProtocolError, "asks for activation 2, .* its next is 1")
@@ -846,3 +865,57 @@ def test_one_that_left_before_it_confirmed_is_put_in_step_again_when_it_comes_ba
     assert server.handle(asks(0)) == [again]  # it has heard nothing, and asks as before
     assert server.handle(Resumed(device=0, incarnation=2)) == []
     assert server.handle(asks(0, 1)) == [activate(0, 1, "z/3/1")]
+
+
+# ------------------------------------------------------------------------------------------------
+# a new generation
+def recalled(device: int, activation: int, incarnation: int = 1) -> Send:
+    message = Recalled(incarnation=incarnation, activation=activation)
+    return Send(to=f"device/{device}", message=message)
+
+
+def test_nobody_counts_before_having_contributed_again() -> None:
+    """And nobody is served before: a device that is ahead is believed, whatever it says is answered
+    with the same.
+    """
+    server = play_server([Recovered(generation=1)])
+    assert server.contributors == []
+    assert_ignored(server, asks(0, 5))
+    assert server.handle(Returned(device=0, activation=5, incarnation=2)) == [recalled(0, 1, 3)]
+    for event in (asks(0, 5), uploads(0, 5), DeviceReset(device=0)):
+        assert server.handle(event) == [recalled(0, 1, 3)]
+    assert_refused(server, brings(0, 5, 2), RemoteProtocolError, "this is from before")
+    assert server.handle(brings(0, 5, 3)) == [Recount(device=0)]
+    assert_ignored(server, brings(0, 5, 3))
+    assert server.contributors == [0]
+    assert server.last_of(0) == 4
+    assert server.handle(asks(0, 5)) == [activate(0, 5, "z/3/1")]
+
+
+def test_one_that_has_lost_its_memory_too_begins_at_the_model_of_its_server() -> None:
+    server = play_server([Recovered(generation=1)])
+    admit, restored = server.handle(Returned(device=0, activation=0, incarnation=0))
+    assert admit == Admit(device=0, model="z/3/1")
+    assert isinstance(restored, Send)
+    assert isinstance(restored.message, Restored)
+    assert server.contributors == [0]
+
+
+def test_the_step_that_the_generation_before_took_comes_first() -> None:
+    """Devices may have trained with its outcome; the new one has another name, and counts nobody.
+    Until then nobody is taken back.
+    """
+    server = server_in(S.WAITING)
+    server.handle(Recovered(generation=1))
+    assert not server.takes_back
+    assert_ignored(server, Returned(device=0, activation=1, incarnation=0))
+    lost = StepLost(mixed="w/1/0", model="z/3/1", result="z/3/2")
+    new = StepModel(mixed="w/1/0", model="z/3/1", result="z/3/3")
+    assert server.handle(mixed(1)) == [lost, CountNobody(), new, OpenPhase(phase=2)]
+    assert server.takes_back
+
+
+def play_server(events: list[Event]) -> Server:
+    server = server_in(S.COLLECTING)
+    play(server, events)
+    return server

@@ -203,12 +203,12 @@ def test_a_message_with_a_field_too_many_or_too_few_is_refused(kind: type) -> No
 
 
 @every_kind
-@pytest.mark.parametrize("wrong", [None, 1.5, True, {}, [1.5], [[]], ["a", 1]], ids=repr)
-def test_a_field_of_the_wrong_type_is_refused(kind: type, wrong: Any) -> None:
-    encoded = encode(sample_of(kind))
-    for name in [name for name, hint in get_type_hints(kind).items() if type(wrong) is not hint]:
-        with pytest.raises(ValueError):
-            decode({kind.__name__: {**encoded[kind.__name__], name: wrong}})
+def test_a_field_of_the_wrong_type_is_refused(kind: type) -> None:
+    encoded, hints = encode(sample_of(kind)), get_type_hints(kind).items()
+    for wrong in (None, 1.5, True, {}, [1.5], [[]], ["a", 1]):
+        for name in [name for name, hint in hints if type(wrong) is not hint]:
+            with pytest.raises(ValueError):
+                decode({kind.__name__: {**encoded[kind.__name__], name: wrong}})
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 closed and harmless.
 """
 
+import itertools
 import json
 import re
 import threading
@@ -24,6 +25,7 @@ from fedbcd.report.follow import LogFollower
 from fedbcd.report.page import page, view_of, write_report
 from fedbcd.report.protocol_view import device_page, timeline_view
 from fedbcd.report.runs import find_runs, read_extras
+from fedbcd.report.standing import standing
 from fedbcd.report.view import RunRecord, differences, read_run, run_view, settings_in
 from support.runs import CASES, DEVICES, MLP, SERVERS, fedbcd, train, write_job
 
@@ -292,7 +294,7 @@ def test_labels_that_nobody_owns_are_counted_and_limit_global_accuracy(tmp_path:
         float(np.isin(test.targets.numpy(), list(owned)).mean())
     )
     assert (
-        f"about {part['ceiling']:.3f} is the most"
+        f"about {100 * part['ceiling']:.1f} % is the most"
         in view_of([record], plan=False)["runs"][0]["advice"][0]
     )
 
@@ -413,6 +415,24 @@ def test_a_run_that_stopped_names_the_command_that_goes_on(tmp_path: Path) -> No
     ):
         (path.parent / name).touch()
         assert _stands(path) == ("stopped", f"stopped at round {rounds} of 6; go on with {command}")
+
+
+def test_a_run_that_failed_says_why_until_it_goes_on(tmp_path: Path) -> None:
+    steep = {"algorithm.device_step": 1e30, "algorithm.projection": {"name": "none"}}
+    job = write_job(tmp_path / "job.toml", **steep)
+    assert fedbcd("run", job, "--out", tmp_path / "run").code == 5
+    found = read_run(tmp_path / "run")
+    stands = standing(found.folder, found.timeline, found.job)
+    assert stands.state == "failed"
+    assert "use a smaller device_step (now 1e+30)" in stands.words
+    assert stands.command == f"fedbcd check {tmp_path / 'run' / 'config.toml'}"
+    first = view_of([found], plan=False)["first"]
+    assert first["words"].startswith("Failed at round 1 of 4: the loss of device ")
+    assert [step["command"] for step in first["next"]] == [stands.command]
+    with RunFolder(tmp_path / "new", {}, {}).locked():
+        (tmp_path / "new" / "failure.txt").write_text("no")
+        RunFolder(tmp_path / "new", {}, {}).open(None, resume=True).close()
+    assert not (tmp_path / "new" / "failure.txt").exists()
 
 
 def test_looking_whether_a_run_goes_on_keeps_nobody_from_starting_it(tmp_path: Path) -> None:
@@ -559,7 +579,7 @@ def test_labels_without_an_owner_are_the_first_remark() -> None:
         history__global_accuracy=[0.1, 0.9, 0.9, 0.8, 0.8, 0.8],
     )
     assert advice(view)[0].startswith(
-        "no device owns labels 4 and 7, 21% of the test samples, so about 0.790 is the most"
+        "no device owns labels 4 and 7, 21 % of the test samples, so about 79.0 % is the most"
     )
     many = advice(_view(partition={"unowned": list(range(30)), "ceiling": None}))[0]
     assert many.startswith(
@@ -600,16 +620,16 @@ def test_a_smaller_active_is_advised_only_where_there_is_one(active: int, advise
     [
         (
             {"history__global_accuracy": [0.1, 0.9, 0.9, 0.8, 0.8, 0.8]},
-            "fell from 0.900 in round 1 to 0.800: try a smaller device_step",
+            "fell from 90.0 % in round 1 to 80.0 %: try a smaller device_step",
         ),
         (
             {"history__personal_accuracy": [0.1, 0.5, 0.6, 0.7, 0.78, 0.8]},
-            "personal accuracy by 0.020 over the last fifth",
+            "personal accuracy by 2.0 points over the last fifth",
         ),
         (
             {"spent__share": {"waiting": 0.6}},
             (
-                'spent 60% of their time waiting for other servers: try cloud = { name = "async",'
+                'spent 60 % of their time waiting for other servers: try cloud = { name = "async",'
                 " first = 3 }"
             ),
         ),
@@ -623,7 +643,7 @@ def test_a_smaller_active_is_advised_only_where_there_is_one(active: int, advise
         ),
         (
             {"spent__share": {"arrival": 0.7}},
-            "70% of server time went into waiting for devices to arrive",
+            "70 % of server time went into waiting for devices to arrive",
         ),
         (
             {
@@ -648,7 +668,7 @@ def test_a_smaller_active_is_advised_only_where_there_is_one(active: int, advise
                     "gain": None,
                 }
             },
-            "has 0.500 against a mean of 0.900 (worst: devices 7)",
+            "has 50.0 % against a mean of 90.0 % (worst: devices 7)",
         ),
         (
             {
@@ -661,7 +681,7 @@ def test_a_smaller_active_is_advised_only_where_there_is_one(active: int, advise
         ),
         (
             {"history__personal_accuracy": [0.5, 0.95, 0.95, 0.95, 0.95, 0.95]},
-            "global models are 0.150 behind the personal ones",
+            "global models are 15.0 points behind the personal ones",
         ),
         (
             {"history__disagreement": [0, 0.9], "summary__cloud": "async"},
@@ -750,20 +770,39 @@ def test_the_command_writes_into_the_run_folder_and_prints_json(tmp_path: Path) 
     assert '"round_time":[' in text  # the plan for every B
 
 
-def test_a_folder_without_runs_is_a_sentence(tmp_path: Path) -> None:
-    answer = fedbcd("report", tmp_path)
-    assert answer.code == RecordError.exit_code
-    assert "holds no run" in answer.err
+def test_a_folder_without_runs_is_a_sentence_with_the_command_that_helps(tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "foreign").mkdir()
+    (tmp_path / "foreign" / "events.out.tfevents.1").touch()
+    for name, words in (
+        ("empty", "is empty and holds no run"),
+        ("foreign", "holds events.out.tfevents.1, but it holds no run"),
+        ("foreign/events.out.tfevents.1", "is a file and no folder of a run"),
+        ("nowhere", "does not exist"),
+    ):
+        answer = fedbcd("report", tmp_path / name)
+        assert answer.code == RecordError.exit_code
+        assert f"{name} {words}" in answer.err
+        assert f"fedbcd run --out {tmp_path / name}-run makes one" in answer.err
 
 
-def test_a_long_log_is_cut_to_what_a_page_can_hold(folder: Callable[[str], Path]) -> None:
-    story = _timeline(folder(ASYNC))
-    cut = timeline_view(story, most=5)
-    assert len(cut["phases"]["server"]) == 5
-    assert cut["total_phases"] == len(story.phases)
+def test_a_long_log_is_cut_to_the_longest_rounds_and_the_last(tmp_path: Path) -> None:
+    train("fedbcd-i-async", rounds=240, evaluate_every=60, out=tmp_path)
+    story = _timeline(tmp_path)
+    cut = timeline_view(story, most=300)
+    kept, time = set(cut["mixes"]["round"]), np.asarray(story.mixes.time)
+    lengths = np.diff(time, prepend=0.0)
+    assert set(np.argsort(lengths)[-5:]) <= kept
+    assert set(range(190, 240)) <= kept
+    assert len(kept) < 240
+    assert cut["total_phases"] == len(story.phases) > 300 >= len(cut["phases"]["server"])
+    assert all(low < high <= after for (low, high), (after, _) in itertools.pairwise(cut["known"]))
+    assert set(cut["visits"]["phase"]) <= set(range(len(cut["phases"]["server"])))
     shares = np.array(cut["overview"]["collecting"]) + np.array(cut["overview"]["waiting"])
-    assert shares == pytest.approx(np.ones_like(shares), abs=0.01)
-    assert set(cut["visits"]["phase"]) <= set(range(5))
+    assert shares == pytest.approx(np.full_like(shares, 100), abs=1)
+    fewer = timeline_view(story, most=5)
+    assert len(fewer["phases"]["server"]) == 5
+    assert fewer["known"] == [[pytest.approx(fewer["phases"]["opened"][0]), round(story.now, 4)]]
 
 
 def test_a_window_of_the_timeline_holds_what_overlaps_it(folder: Callable[[str], Path]) -> None:

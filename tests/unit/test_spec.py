@@ -9,6 +9,7 @@ import pickle
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import fields, replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from fedbcd.data.datasets import DATASETS
 from fedbcd.engines.deploy.processes.options import Deploy
 from fedbcd.engines.deploy.roles.blueprint import Blueprint
 from fedbcd.errors import ConfigError, RecordError, RenamedWarning
+from fedbcd.experiments.compare import _key as compare_key
 from fedbcd.experiments.deployed import one_job, spec_of as deployed_spec
 from fedbcd.experiments.job import Job, parse
 from fedbcd.experiments.pool import job_key, without_none
@@ -95,6 +97,11 @@ every_option = pytest.mark.parametrize("name", OPTIONS)
 def other(name: str, base: RunSpec = BASE) -> RunSpec:
     """The run with another value of one option."""
     return base.changed({name: OTHER[name][0]})
+
+
+@cache
+def small() -> fb.Federation:
+    return federation()
 
 
 def in_part(name: str, *parts: type) -> bool:
@@ -180,6 +187,13 @@ def test_pilots_keep_every_option_but_how_long_and_how_they_are_watched(name: st
 def test_a_kept_result_is_found_by_every_option_that_changes_it(name: str) -> None:
     beside = in_part(name, Place) or name.startswith("checkpoint_")
     assert (job_key(job(name)) == job_key(job())) == beside
+
+
+@every_option
+def test_a_comparison_goes_on_by_every_option_that_changes_it(name: str) -> None:
+    beside = in_part(name, Place) or name.startswith("checkpoint_")
+    data = small()
+    assert (compare_key(other(name), data) == compare_key(BASE, data)) == beside
 
 
 @every_option

@@ -70,7 +70,7 @@ def steps(seed: int, device: int, session: int, low: int, high: int, stream: int
     return low + below_one(seed, stream, high - low + 1, device, session)
 
 
-class Grid(NamedTuple):
+class BatchGrid(NamedTuple):
     """The numbers of steps and of slots in a mini-batch, as arrays to draw for: (1, K, 1) and (1,
     1, R).
     """
@@ -78,28 +78,32 @@ class Grid(NamedTuple):
     step: torch.Tensor
     slot: torch.Tensor
 
-    def of(self, steps: int) -> "Grid":
+    def of(self, steps: int) -> "BatchGrid":
         """The first `steps` steps."""
-        return Grid(self.step[:, :steps], self.slot)
+        return BatchGrid(self.step[:, :steps], self.slot)
 
 
-def grid(steps: int, batch: int, device: torch.device | str = "cpu") -> Grid:
+def grid(steps: int, batch: int, device: torch.device | str = "cpu") -> BatchGrid:
     """All steps and slots."""
-    return Grid(
+    return BatchGrid(
         torch.arange(steps, device=device)[None, :, None],
         torch.arange(batch, device=device)[None, None, :],
     )
 
 
 def batch_positions(
-    seed: int, device_N: torch.Tensor, session_N: torch.Tensor, size_N: torch.Tensor, grid: Grid
+    seed: int,
+    device_N: torch.Tensor,
+    session_N: torch.Tensor,
+    size_N: torch.Tensor,
+    grid: BatchGrid,
 ) -> torch.Tensor:
     """Mini-batches of K steps as positions within each device's own samples: shape (N, K, R)."""
     return below(slots(seed, BATCH, device_N, session_N, grid), size_N[:, None, None])
 
 
 def slots(
-    seed: int, stream: int, device_N: torch.Tensor, session_N: torch.Tensor, grid: Grid
+    seed: int, stream: int, device_N: torch.Tensor, session_N: torch.Tensor, grid: BatchGrid
 ) -> torch.Tensor:
     """One hash per slot of each mini-batch: shape (N, K, R)."""
     return address(

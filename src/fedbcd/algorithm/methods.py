@@ -23,7 +23,7 @@ from fedbcd.algorithm.method import (
     Slot,
     check_range,
 )
-from fedbcd.algorithm.optimizers import OPTIMIZERS, SCHEDULES, Optimizer, Schedule
+from fedbcd.algorithm.optimizers import OPTIMIZERS, SCHEDULES, Optimizer, StepSchedule
 from fedbcd.algorithm.plan import Plan, Pull, Set, Steps, Toward
 from fedbcd.algorithm.projection import PROJECTIONS, NoProjection, Projection
 from fedbcd.config import NESTED, fit
@@ -51,7 +51,7 @@ class _DeviceSettings(Said):
     projection: Projection = field(default_factory=NoProjection)  # P_X
     weight_decay: float = 0.0  # adds weight_decay/2 ||x||^2 to g_i
     # what device_step is multiplied by in a device's session 0, 1, ...
-    schedule: Schedule | None = None
+    schedule: StepSchedule | None = None
 
     def __post_init__(self) -> None:
         fit(self, projection="project(x)", schedule=FACTOR, optimizer=DIRECTION)

@@ -87,7 +87,7 @@ class Adam:
         return mean / (1 - self.beta1 ** (k + 1)) / root, {"mean": mean, "square": square}
 
 
-class Schedule(Protocol):
+class StepSchedule(Protocol):
     """What eta_x is multiplied by in a device's session 0, 1, ...: the same for all its steps."""
 
     name: ClassVar[str]

@@ -13,7 +13,7 @@ from typing import Literal
 from torch import Tensor
 
 from fedbcd.algorithm.device import Contact
-from fedbcd.algorithm.optimizers import Optimizer, Schedule
+from fedbcd.algorithm.optimizers import Optimizer, StepSchedule
 from fedbcd.algorithm.projection import NoProjection, Projection
 from fedbcd.config import fit
 from fedbcd.errors import ConfigError
@@ -68,7 +68,7 @@ class Steps(_Values):
     projection: Projection = EVERYWHERE
     decay: float = 0.0
     optimizer: Optimizer | None = None
-    schedule: Schedule | None = None
+    schedule: StepSchedule | None = None
 
     @property
     def is_more(self) -> bool:

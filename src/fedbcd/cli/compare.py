@@ -105,7 +105,10 @@ def play_seeds(jobs: Sequence[Job], seeds: int, folder: Path, how: Played, as_js
     for title in how.against:
         names = [job.name for job in jobs]
         if title not in names:
-            raise ConfigError(f"--against {title!r} is none of the runs{nearest(title, names)}")
+            raise ConfigError(
+                f"--against {title!r} is none of the runs{nearest(title, names)}; there are"
+                f" {', '.join(map(repr, names))}"
+            )
     if how.workers is not None and how.workers < 1:
         raise ConfigError(f"workers={how.workers} must be 1 or more")
     made = Federations()

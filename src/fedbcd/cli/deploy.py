@@ -519,16 +519,20 @@ def dismiss_command(
         _change_members(file, devices, {"certificates": certificates, "plain": plain}, "dismiss")
 
 
+def read_deployment(file: Path, flags: dict[str, Any]) -> "Deployment":
+    """The deployment of a job file, or of the folder of `fedbcd up`."""
+    job, options = _resumed(file) if file.is_dir() else read_job(file, {})
+    given = {name: value for name, value in flags.items() if value is not None}
+    return deployment_of(job, replace(options, **given))
+
+
 def _change_members(file: Path, devices: list[int], flags: dict[str, Any], what: str) -> None:
     import asyncio
 
     from fedbcd.engines.deploy.links.operator_client import ask_change
 
-    job, options = _resumed(file) if file.is_dir() else read_job(file, {})
-    options = replace(
-        options, **{name: value for name, value in flags.items() if value is not None}
-    )
-    deployment = deployment_of(job, options)
+    deployment = read_deployment(file, flags)
+    options = deployment.options
     for device in devices:
         deployment.check_actor(device_actor(device))
     for device in devices:

@@ -25,6 +25,7 @@ from fedbcd.cli.output import (
     table_of,
 )
 from fedbcd.cli.overrides import override
+from fedbcd.cli.places import check_series
 from fedbcd.config import follow_renamed
 from fedbcd.experiments.claims import ClaimVerdict, judge
 from fedbcd.experiments.compare import comparison_of
@@ -127,6 +128,7 @@ def sweep_command(
     override(table, folder=data)
     part, points = parse_sweep(table)
     folder = out or Path("runs") / f"sweep-{file.stem}"
+    check_series(folder)
     first = [point.jobs[0] for point in points] if len(points) <= MOST_REPORTED else []
     whole = {job_key(job): whole_place(job, folder) for job in first}
     jobs = [job for point in points for job in point.jobs]

@@ -43,6 +43,12 @@ def check_all(
         job.check(federation, place, resume)
 
 
+def check_series(folder: Path) -> None:
+    """Refuse to leave the tables and pictures of many runs where those of another are."""
+    if (folder / LOG).exists() or (folder / JOB).exists():
+        raise RecordError(f"{folder} holds a run already; choose another folder with --out")
+
+
 def claim(folder: Path, table: dict[str, Any]) -> None:
     """Make the folder of several runs, with all that they are set to."""
     with writing_to(folder):

@@ -19,6 +19,7 @@ from rich.progress import (
 )
 
 from fedbcd import __version__
+from fedbcd.cli.backup import backup_command, restore_command
 from fedbcd.cli.certs import certs_app
 from fedbcd.cli.check import check_command
 from fedbcd.cli.commands import add_command
@@ -269,6 +270,8 @@ COMMANDS: dict[str, Callable[..., None]] = {
     "up": up_command,
     "status": status_command,
     "admit": admit_command,
+    "backup": backup_command,
+    "restore": restore_command,
     "dismiss": dismiss_command,
     "log": log_command,
     "plan": plan_command,

@@ -33,8 +33,9 @@ from fedbcd.compute.graphs import Compiler, Program
 from fedbcd.compute.numbers import Numbers
 from fedbcd.errors import NumericalError
 from fedbcd.schedule.arrays import Jobs, Outline
+from fedbcd.schedule.effort import Effort
 from fedbcd.schedule.events import Simulation
-from fedbcd.schedule.work import Reader, WorkDone
+from fedbcd.schedule.work import Reader
 
 COMPILED_WHOLE = 100  # parameter tensors times steps, at most
 Packed = np.ndarray[Any, np.dtype[np.int64]]  # (4, N): device, session, steps, server
@@ -277,7 +278,7 @@ class Ahead:
         return self._outline.activations
 
     @property
-    def done(self) -> WorkDone:
+    def done(self) -> Effort:
         """What devices have done so far."""
         return self._outline.done
 
@@ -506,7 +507,7 @@ class AheadWithEvents:
         return self._events.activations
 
     @property
-    def done(self) -> WorkDone:
+    def done(self) -> Effort:
         """What devices have done so far."""
         return self._reader.done
 

@@ -15,12 +15,12 @@ from torch import Tensor
 
 from fedbcd.algorithm import draws
 from fedbcd.algorithm.augment import Augment
-from fedbcd.algorithm.fused.library import ChainSessions, Models, SamplePool
+from fedbcd.algorithm.fused.library import ChainSessions, ModelRows, SamplePool
 from fedbcd.algorithm.interpret import Interpreter, Registers
 from fedbcd.algorithm.method import Bound, Method
 from fedbcd.algorithm.objective import Gradients, Objective
 from fedbcd.algorithm.plan import Custom, Plan, batches_of, flat
-from fedbcd.algorithm.trees import Tree, mapped
+from fedbcd.algorithm.trees import Tree
 from fedbcd.compute.fit import check_fit, ready
 from fedbcd.compute.fused import Compiled, compiled_for, pool_of
 from fedbcd.compute.workers import OneWorker, Workers
@@ -256,7 +256,7 @@ class Trainer:
         return after
 
     def run_compiled(
-        self, jobs: list[Session], models: Models, z_NF: Tensor | None, workers: Workers
+        self, jobs: list[Session], models: ModelRows, z_NF: Tensor | None, workers: Workers
     ) -> None:
         """The same by compiled code, which puts new models where `models` says."""
         assert self.compiled is not None
@@ -364,11 +364,6 @@ class Trainer:
         return self._transform(inputs, dtype), (
             targets.to(dtype) if targets.is_floating_point() else targets
         )
-
-
-def with_axis(tree: Tree) -> Tree:
-    """One device's batch as that of a stack of one."""
-    return mapped(lambda t: t[None], tree)
 
 
 @contextmanager

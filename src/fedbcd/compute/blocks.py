@@ -15,7 +15,7 @@ Sums = npt.NDArray[np.float64]
 Score = Callable[[Tensor, Tree, Tensor], Sums]  # of a model on a block: sums over its samples
 
 
-class Blocks:
+class PreparedBlocks:
     """Those of a pool, as a model wants them; kept, as long as there is room for them."""
 
     def __init__(self, pool: Pool, transform: Transform, samples: int, keep: int) -> None:

@@ -72,6 +72,9 @@ class Contributions(Protocol):
     def restore(self, device: int) -> None:
         """It has lost its memory: what was sent comes back, the rest starts over."""
 
+    def recall(self, device: int) -> None:
+        """It stands by what it has contributed last; an upload that waits is that."""
+
 
 @dataclass(slots=True)
 class Upload:
@@ -218,6 +221,17 @@ class StackedContributions:
     def restore(self, device: int) -> None:
         """It has lost its memory: what was sent comes back, the rest starts over."""
         self._begin(device, self._accepted[device])
+
+    def recall(self, device: int) -> None:
+        """It stands by what it has contributed last; an upload that waits is that."""
+        upload = self._uploads.pop(device, None)
+        if upload is not None and self._sent_NU is not None:
+            self._sent_NU[device] = upload.after
+        if device in self._accepted:
+            x = self._counted(device)
+            sent = x if self._sent_NU is None else self._bound.sent_by(device, x)
+            self._latest.pop(device, None)
+            self._accepted[device] = sent.to(self._start.dtype, copy=True)
 
     def _begin(self, device: int, upload: Tensor) -> None:
         for slot in self._method.slots:

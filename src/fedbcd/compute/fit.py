@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from fedbcd.algorithm.augment import Augment
 from fedbcd.algorithm.objective import Loss, Objective
@@ -106,7 +106,7 @@ def _outputs(objective: Objective, flat: Tensor, inputs: Tree, targets: Tensor) 
 def _tried_loss(loss: Loss, outputs: Any, targets: Tensor) -> Any:
     """Also refused: outputs and targets of which every pair is compared, not each with its own."""
     what = f"the loss fails on outputs of {_kind(outputs)} and targets of {_kind(targets)}"
-    with warnings.catch_warnings(), calling("{}", what, remedy=_remedy(outputs, targets)):
+    with warnings.catch_warnings(), calling("{}", what, remedy=_remedy(loss, outputs, targets)):
         warnings.filterwarnings("error", "Using a target size", UserWarning)
         value = loss(outputs, targets)
         number = isinstance(value, Tensor) and value.numel() == 1
@@ -189,18 +189,24 @@ def _sum_to_one(outputs: Tensor) -> bool:
     return outputs.ndim == 2 and bool((outputs.sum(1) - 1).abs().max() < 1e-4)
 
 
-def _remedy(outputs: Any, targets: Tensor) -> str:
+def _remedy(loss: Loss, outputs: Any, targets: Tensor) -> str:
     """What makes them fit, where that can be seen."""
     if not isinstance(outputs, Tensor):
         return "let the model return a tensor, or the loss take what it returns"
     whole, alike = not targets.is_floating_point(), outputs.shape == targets.shape
     labels = targets.ndim == 1 and outputs.ndim == 2 and outputs.shape[1] > 1
     column = outputs.ndim == targets.ndim + 1 and outputs.shape[-1] == 1
+    of_labels = loss is nn.functional.cross_entropy or isinstance(loss, nn.CrossEntropyLoss)
     for holds, remedy in (
         (not whole and labels, "labels are whole numbers: targets.long()"),
         (targets.dtype == torch.bool and labels, "labels are whole numbers: targets.long()"),
         (whole and alike and targets.ndim > 1, "labels are numbers: targets.argmax(1)"),
         (whole and targets.ndim == 2 and targets.shape[1] == 1, "use targets.squeeze(1)"),
+        (
+            of_labels and column and not whole,
+            "cross-entropy is for labels, whole numbers; of numbers take the squared error:"
+            ' nn.MSELoss(), in a job file loss = "mse"',
+        ),
         (column and not whole, "use targets[:, None], or end the model with nn.Flatten(0)"),
         (column, "use targets.float()[:, None]"),
         (whole and alike, "use targets.float()"),

@@ -13,7 +13,7 @@ from fedbcd.algorithm.fused.library import (
     ChainSessions,
     ChainTester,
     ChainTrainer,
-    Models,
+    ModelRows,
     Outcome,
     SamplePool,
     bounds_of,
@@ -44,11 +44,11 @@ class Loop:
         """Or only steps of the penalty."""
         return isinstance(self.plan.loop, Steps)
 
-    def copies(self, registers: Registers, size_P: int) -> Models:
+    def copies(self, registers: Registers, size_P: int) -> ModelRows:
         """Where it begins, and memory for what it gives."""
         x = registers["z" if self.plan.from_z else "x"][:, :size_P]
         prev = x if self.plan.from_z else registers.get("x_prev", x)
-        return Models(x, prev, torch.empty(x.shape), torch.empty(x.shape))
+        return ModelRows(x, prev, torch.empty(x.shape), torch.empty(x.shape))
 
 
 @dataclass(frozen=True)
@@ -68,7 +68,7 @@ class Compiled:
     def train(
         self,
         loop: Loop,
-        models: Models,
+        models: ModelRows,
         sessions: ChainSessions,
         z_NF: Tensor | None,
         penalty_N: Tensor,

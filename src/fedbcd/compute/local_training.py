@@ -8,7 +8,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from fedbcd.algorithm.fused.library import Models
+from fedbcd.algorithm.fused.library import ModelRows
 from fedbcd.algorithm.method import SENT
 from fedbcd.compute.batch import Trainer
 from fedbcd.compute.rows import ManyModels
@@ -89,7 +89,7 @@ class LocalTraining:
         x_NF, prev_NP = self._with_nobody["x"], self._with_nobody["x_prev"]
         after = None if sessions[0].offline else x_NF.new_empty(len(sessions), x_NF.shape[1])
         before = torch.empty_like(after) if after is not None and self._replaces_x else None
-        models = Models(x_NF, prev_NP, x_NF, prev_NP, rows, before, after)
+        models = ModelRows(x_NF, prev_NP, x_NF, prev_NP, rows, before, after)
         self._trainer.run_compiled(sessions, models, heard_NF, workers)
         return before, after
 

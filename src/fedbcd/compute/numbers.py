@@ -31,18 +31,23 @@ from fedbcd.compute.workers import OneWorker, Workers
 from fedbcd.data.federation import Federation
 from fedbcd.protocol.messages import ModelRef
 from fedbcd.record.tensorfile import digest_of
-from fedbcd.schedule.work import (
+from fedbcd.schedule.changes import (
     Accept,
     Admit,
+    CountNobody,
+    Dismiss,
+    Recall,
+    Recount,
+    Restore,
+)
+from fedbcd.schedule.work import (
     Adopt,
     Count,
-    Dismiss,
     Forget,
     Instruction,
     Mix,
     Open,
     Report,
-    Restore,
     Round,
     Sessions,
     Step,
@@ -155,6 +160,12 @@ class Numbers:
                 self.tally.admit(part, self.models[part.model])
             case Dismiss():
                 self.tally.dismiss(part)
+            case CountNobody(server):
+                self.tally.count_nobody(server)
+            case Recall(device):
+                self.devices.contributions.recall(device)
+            case Recount(server, device):
+                self.tally.recount(server, device)
             case Accept(device):
                 self.devices.contributions.accept(device)
             case Restore(device, model):

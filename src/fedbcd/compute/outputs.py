@@ -17,7 +17,7 @@ from torch.func import vmap
 from fedbcd.algorithm.fused.library import ChainTester
 from fedbcd.algorithm.objective import Objective
 from fedbcd.algorithm.trees import Tree, called, scores_of
-from fedbcd.compute.blocks import Blocks
+from fedbcd.compute.blocks import PreparedBlocks
 from fedbcd.compute.fused import tester_for
 from fedbcd.data.federation import FOR_ALL, Federation, Key, joined_pool
 from fedbcd.data.measure import COMMON
@@ -53,11 +53,11 @@ class Outputs:
         self._asked_for: torch.dtype | None = None
         pool, self.spans = evaluation_samples(federation)
         self._pool = pool.to(where)
-        self.blocks: Blocks | None = None  # of samples that are not tensors
+        self.blocks: PreparedBlocks | None = None  # of samples that are not tensors
         if isinstance(self._pool, Samples):
             self._inputs, self._targets = self._pool.inputs, self._pool.targets
         else:
-            self.blocks = Blocks(self._pool, federation.transform, self.chunk, self.keep)
+            self.blocks = PreparedBlocks(self._pool, federation.transform, self.chunk, self.keep)
 
     @property
     def known_targets(self) -> Tensor | None:

@@ -4,7 +4,8 @@ from collections.abc import Iterator
 from typing import Protocol
 
 from fedbcd.compute.numbers import Numbers
-from fedbcd.schedule.work import Round, WorkDone
+from fedbcd.schedule.effort import Effort
+from fedbcd.schedule.work import Round
 
 NONE = Round(0, 0.0, 0, ())  # before the first
 
@@ -28,7 +29,7 @@ class Player(Protocol):
         ...
 
     @property
-    def done(self) -> WorkDone:
+    def done(self) -> Effort:
         """What devices have done so far."""
         ...
 
@@ -45,7 +46,7 @@ class EventPlayer:
     """Rounds as their events make them."""
 
     def __init__(
-        self, numbers: Numbers, rounds: Iterator[Round], done: WorkDone, last: Round = NONE
+        self, numbers: Numbers, rounds: Iterator[Round], done: Effort, last: Round = NONE
     ) -> None:
         """`done` counts what is done in `rounds`; `last`: where they go on."""
         self._numbers, self._rounds, self._last, self.done = numbers, rounds, last, done

@@ -14,7 +14,7 @@ from fedbcd.algorithm import cloud as cloud_step
 from fedbcd.algorithm.method import Bound
 from fedbcd.compute.contributions import ServerSums
 from fedbcd.compute.devices import Devices
-from fedbcd.schedule.work import Admit, Dismiss
+from fedbcd.schedule.changes import Admit, Dismiss
 
 
 class Tally:
@@ -32,6 +32,7 @@ class Tally:
         members count, all of them do, by what they would send at `start`, x(0).
         """
         self.absent, self._homes = absent, homes
+        self._uncounted: set[int] = set()  # who has to contribute again
         self.members_V = self._counted_members()  # how many each server has
         self._bound, self._contributions = bound, devices.contributions
         self._one_sum = devices.one_sum
@@ -55,6 +56,9 @@ class Tally:
     def _counted_members(self) -> list[int]:
         return [len(self.members_of(server)) for server in range(len(self._homes))]
 
+    def _contributors(self, server: int) -> list[int]:
+        return [device for device in self.members_of(server) if device not in self._uncounted]
+
     def open(self, server: int) -> None:
         """A phase begins: where only the active count, nobody does yet."""
         if not self._members_count:
@@ -73,6 +77,7 @@ class Tally:
         """It begins at this model."""
         self.members_V[part.server] += part.device in self.absent
         self.absent.discard(part.device)
+        self._uncounted.discard(part.device)
         if self._bound.keeps_last:
             # with a baseline, one who comes back may finish what it was at
             self._contributions.forget_upload(part.device)
@@ -90,11 +95,26 @@ class Tally:
         if not self._members_count:
             return
         last = self._contributions.last_counted(part.device)
+        self._uncounted.discard(part.device)
         if part.anew:
             self._keep_report(part.server)
             self._stale.add(part.server)  # several may leave at once
         else:
             self._count(part.server, part.device, last, -1)
+
+    def count_nobody(self, server: int) -> None:
+        """What its members have contributed is lost; what it has reported stays."""
+        self._keep_report(server)
+        self._stale.discard(server)
+        self._uncounted |= {*self._homes[server]}
+        self.sums.clear([server])
+
+    def recount(self, server: int, device: int) -> None:
+        """A member has contributed again."""
+        self._uncounted.discard(device)
+        if self._members_count:
+            self._keep_report(server)
+            self._stale.add(server)
 
     def form_anew(self) -> None:
         """Sums from the contributions of those who are members, in order, whatever was lost by
@@ -103,7 +123,7 @@ class Tally:
         if self._stale and self._one_sum:
             self._stale = {*range(len(self._homes))}
         for server in sorted(self._stale):
-            members = sorted(self.members_of(server))
+            members = sorted(self._contributors(server))
             self.sums.total_VU[server] = self._contributions.sum_of(members)
             weights = (self._bound.weights[device] for device in members)
             self.sums.weight_V[server] = reduce(operator.add, weights, 0.0)  # one by one

@@ -18,10 +18,11 @@ from starlette.responses import HTMLResponse, JSONResponse, RedirectResponse, Re
 from starlette.routing import Route
 
 from fedbcd.dashboard import is_loopback
+from fedbcd.dashboard.changes import Sent
 from fedbcd.dashboard.deployment import WatchedDeployment
 from fedbcd.dashboard.library import Library, Watched
 from fedbcd.report.advice import advice
-from fedbcd.report.page import static
+from fedbcd.report.page import SCRIPTS, static, styles
 
 COOKIE = "fedbcd_token"
 HEADERS = {
@@ -42,7 +43,6 @@ PAGE = """<!doctype html>
 <meta name="viewport" content="width=device-width, initial-scale=1">
 <title>fedbcd dashboard</title>
 <link rel="icon" href="data:,">
-<link rel="stylesheet" href="static/uPlot.min.css">
 <link rel="stylesheet" href="static/view.css">
 </head>
 <body>
@@ -50,12 +50,13 @@ PAGE = """<!doctype html>
 <div id="page"><p class="notice">Loading ...</p></div>
 <noscript><p class="notice">The dashboard needs JavaScript, which is switched off here;
 fedbcd report writes a page to keep.</p></noscript>
-<script src="static/uPlot.iife.min.js"></script>
-<script src="static/view.js"></script>
-<script src="static/dashboard.js"></script>
+{scripts}
 </body>
 </html>
-"""
+""".replace(
+    "{scripts}",
+    "\n".join(f'<script src="static/{name}"></script>' for name in (*SCRIPTS, "dashboard.js")),
+)
 
 
 def make_app(
@@ -133,10 +134,8 @@ class _Pages:
 
     def __init__(self, library: Library, deployment: WatchedDeployment | None) -> None:
         self.library, self.deployment = library, deployment
-        self._files = {
-            name: static(name)
-            for name in ("uPlot.min.css", "view.css", "uPlot.iife.min.js", "view.js")
-        }
+        self._sent = Sent()
+        self._files = {"view.css": styles(), **{name: static(name) for name in SCRIPTS}}
         self._files["dashboard.js"] = (
             files("fedbcd.dashboard") / "static" / "dashboard.js"
         ).read_text(encoding="utf-8")
@@ -156,16 +155,17 @@ class _Pages:
         return JSONResponse(await run_in_threadpool(self.library.runs))
 
     async def view(self, request: Request) -> Response:
-        """The views of the picked runs, and of the deployment if there is one; 204 where nothing
-        has changed.
+        """The views of the picked runs, and of the deployment if there is one; of one that the page
+        has, what has changed since; 204 where nothing has.
         """
         keys = [key for key in request.query_params.get("runs", "").split(",") if key]
         version, view = await run_in_threadpool(self.library.view, keys)
         if self.deployment is not None:
             version += await run_in_threadpool(self._add_deployment, self.deployment, view)
-        if request.query_params.get("version") == version:
+        theirs = request.query_params.get("version")
+        if theirs == version:
             return Response(status_code=204)
-        return _json({**view, "version": version})
+        return _json(self._sent.answer(view, version, theirs))
 
     def _add_deployment(self, deployment: WatchedDeployment, view: dict[str, Any]) -> str:
         """Put what its roles say beside the runs; a word that changes with it."""

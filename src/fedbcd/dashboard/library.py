@@ -12,14 +12,17 @@ from fedbcd.record.names import CHECKPOINT, HISTORY, LOG, MODELS
 from fedbcd.record.runfolder import is_at_work
 from fedbcd.report.advice import advice
 from fedbcd.report.baseline import best_baseline, job_folders, modified
+from fedbcd.report.first import first_screen
 from fedbcd.report.follow import LogFollower
 from fedbcd.report.planning import Planned, arrivals_of
 from fedbcd.report.protocol_view import device_page, timeline_view
 from fedbcd.report.runs import Extras, find_runs, read_extras
 from fedbcd.report.standing import RunStanding
-from fedbcd.report.view import RunRecord, devices_view, differences, record_of, run_view
+from fedbcd.report.view import RunRecord, devices_view, record_of, run_view, together
 
-PHASES = 3_000  # in one answer; details of a stretch are fetched when someone zooms in
+# phases in a stretch that someone looks at, and in what is sent once a second: the latest, and
+# shares of time for the rest
+PHASES, LATEST = 3_000, 100
 LOG_BYTES_AT_ONCE = (
     1 << 25
 )  # bytes of a log that are read for one answer; the rest comes with the next ones
@@ -62,7 +65,7 @@ class Watched:
                     folders = [folder for folder, _ in compared]
                     found = best_baseline(record.identity, folders, self._extras.judged)
                     self._still = devices_view(record, found)
-                self._view = run_view(record, self.key, PHASES, self._still)
+                self._view = run_view(record, self.key, LATEST, self._still)
                 self._view["advice"] = advice(self._view)
                 self._stamp = stamp
             return stamp
@@ -175,14 +178,15 @@ class Library:
             except RecordError as error:
                 stamps.append((one.key, (str(error),)))
                 notices.append(str(error))
-        settings = [run["settings"] for run in runs]
+        beside = together(runs)
         title = ", ".join(run["name"] for run in runs[:3]) or "No run is picked"
         view = {
             "kind": "dashboard",
             "title": title,
             "runs": runs,
             "notices": notices,
-            "differences": differences(settings),
+            "first": first_screen(runs) if runs else None,
+            **beside,
         }
         unread = [run["unread"] for run in runs]
         return hashlib.sha256(repr((stamps, unread)).encode()).hexdigest()[:16], view

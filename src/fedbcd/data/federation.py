@@ -42,8 +42,8 @@ from fedbcd.data.samples import Pool
 from fedbcd.data.understood import (
     check_function,
     check_kind,
-    check_metrics,
     check_module,
+    checked_metrics,
     is_pair,
     labels_as_int64,
     listed,
@@ -110,8 +110,8 @@ class Federation:
         servers: Servers,
         *,
         test: DeviceData | None = None,
-        metric: Metric | None = None,
-        metrics: Sequence[Measure | Metric] = (),
+        metric: Measure | Metric | str | None = None,
+        metrics: Sequence[Measure | Metric | str] = (),
         holdout: float | Holdout = 0.0,
         transform: Transform = as_dtype,
         augment: Augment | None = None,
@@ -138,8 +138,8 @@ class Federation:
         servers: Servers,
         *,
         test: DeviceData | None = None,
-        metric: Metric | None = None,
-        metrics: Sequence[Measure | Metric] = (),
+        metric: Measure | Metric | str | None = None,
+        metrics: Sequence[Measure | Metric | str] = (),
         holdout: float | Holdout = 0.0,
         transform: Transform = as_dtype,
         augment: Augment | None = None,
@@ -198,18 +198,15 @@ class Federation:
 
     def _set_evaluation(
         self,
-        said: tuple[Metric | None, Sequence[Measure | Metric]],
+        said: tuple[Measure | Metric | str | None, Sequence[Measure | Metric | str]],
         transform: Transform,
         labels: Sequence[tuple[int, ...]] | None,
         augment: Augment | None,
     ) -> None:
-        metric, metrics = said
-        check_metrics(metric, metrics)
-        if metric is not None and metrics:
-            raise ConfigError("metric=... and metrics=[...] are both given; put all into metrics")
+        self.metrics = tuple(checked_metrics(*said))
         self.example = self.pool.take(self.positions[:1])
-        self.metric = metric or (mse if self.example[1].is_floating_point() else accuracy)
-        self.metrics = tuple([metric] if metric is not None else metrics)
+        usual = mse if self.example[1].is_floating_point() else accuracy
+        self.metric = self.metrics[0] if self.metrics else usual
         self.transform = as_dtype if transform is None else transform
         check_function("transform", self.transform, "lambda inputs, dtype: inputs.to(dtype)")
         self.augment = augment

@@ -50,6 +50,12 @@ def divided(
     found = Divided([*owned], {}, {})
     if wish.test == wish.validation == 0:
         return found
+    if not wish.validation and len(with_tests) == len(owned):
+        raise ConfigError(
+            f"holdout: test={wish.test:g} keeps nothing back, as every device has brought tests of"
+            " its own; leave one of the two out, or ask for samples to validate on:"
+            " Holdout(validation=0.1)"
+        )
     for device, positions in enumerate(owned):
         share = 0.0 if device in with_tests else wish.test
         numbers = np.arange(len(positions))

@@ -157,6 +157,11 @@ def accuracy(outputs: Tensor, targets: Tensor) -> Tensor:
     """Per sample: 1 where the largest output is the target's, else 0; of several targets, the share
     of those that are right.
     """
+    if targets.is_floating_point():
+        raise ValueError(
+            f"accuracy compares labels, and targets are {targets.dtype}; labels are whole numbers,"
+            " targets.long(), and numbers are measured by mse or r2"
+        )
     hits = hits_of(outputs, targets)
     return hits if hits.ndim == 1 else _share(hits, targets != IGNORED)
 

@@ -79,7 +79,7 @@ class Partitioner(abc.ABC):
             )
         if devices < 1:
             raise DataError(f"devices={devices} must be 1 or more")
-        pool = Pool(targets.numpy().astype(np.int64), columns or {})
+        pool = LabelledPool(targets.numpy().astype(np.int64), columns or {})
         remedy = "it takes a pool, the number of devices and a seed"
         with calling("deal() of {} fails", type(self).__name__, remedy=remedy, kind=DataError):
             dealt = self.deal(pool, devices, seed)
@@ -130,7 +130,7 @@ class Partitioner(abc.ABC):
 
     @abc.abstractmethod
     def deal(
-        self, pool: "Pool", devices: int, seed: int
+        self, pool: "LabelledPool", devices: int, seed: int
     ) -> tuple[Sequence[Positions], Sequence[Labels] | None]:
         """Positions per device, and the labels per device where they are more than those of its
         samples.
@@ -138,7 +138,7 @@ class Partitioner(abc.ABC):
 
 
 @dataclass(frozen=True)
-class Pool:
+class LabelledPool:
     """What is to be split: a label per sample, and named columns of further numbers per sample."""
 
     targets: Positions
@@ -172,7 +172,7 @@ class Diversity(Partitioner):
         return in_record(self)
 
     def deal(
-        self, pool: Pool, devices: int, seed: int
+        self, pool: LabelledPool, devices: int, seed: int
     ) -> tuple[Sequence[Positions], Sequence[Labels] | None]:
         """Labels by stream LABELS, samples by stream SAMPLES; dealt: by DEAL and SHUFFLE."""
         of_label = pool.of_labels()
@@ -227,7 +227,7 @@ class Dirichlet(Partitioner):
         _check_samples(self.samples)
 
     def deal(
-        self, pool: Pool, devices: int, seed: int
+        self, pool: LabelledPool, devices: int, seed: int
     ) -> tuple[Sequence[Positions], Sequence[Labels] | None]:
         """Proportions by stream GAMMA; samples by SHUFFLE, or by SAMPLES where `samples` is
         given.
@@ -267,7 +267,7 @@ class IID(Partitioner):
         _check_samples(self.samples)
 
     def deal(
-        self, pool: Pool, devices: int, seed: int
+        self, pool: LabelledPool, devices: int, seed: int
     ) -> tuple[Sequence[Positions], Sequence[Labels] | None]:
         """Samples by stream SHUFFLE, or by SAMPLES where `samples` is given."""
         everything = np.arange(len(pool))
@@ -294,7 +294,7 @@ class Shards(Partitioner):
             raise ConfigError(f"per_device={self.per_device} must be 1 or more")
 
     def deal(
-        self, pool: Pool, devices: int, seed: int
+        self, pool: LabelledPool, devices: int, seed: int
     ) -> tuple[Sequence[Positions], Sequence[Labels] | None]:
         """Samples of a label by stream SHUFFLE, shards by stream SHARDS."""
         shards = devices * self.per_device
@@ -341,7 +341,7 @@ class QuantitySkew(Partitioner):
             raise ConfigError(f"minimum={self.minimum} must be 1 or more")
 
     def deal(
-        self, pool: Pool, devices: int, seed: int
+        self, pool: LabelledPool, devices: int, seed: int
     ) -> tuple[Sequence[Positions], Sequence[Labels] | None]:
         """Sizes by stream GAMMA or RANKS, samples by stream SHUFFLE."""
         spare = len(pool) - devices * self.minimum
@@ -388,7 +388,7 @@ class Natural(Partitioner):
         )  # arrays have no equality of their own
 
     def deal(
-        self, pool: Pool, devices: int, seed: int
+        self, pool: LabelledPool, devices: int, seed: int
     ) -> tuple[Sequence[Positions], Sequence[Labels] | None]:
         """Owners by stream OWNERS, numbered in ascending order of their values."""
         column = self._values(pool)
@@ -414,7 +414,7 @@ class Natural(Partitioner):
             ),
         }
 
-    def _values(self, pool: Pool) -> Positions:
+    def _values(self, pool: LabelledPool) -> Positions:
         if isinstance(self.column, str) and self.column not in pool.columns:
             raise DataError(
                 f"the data set has no column {self.column!r}; its columns are:"

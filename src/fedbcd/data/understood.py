@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
-from fedbcd.config import shown
-from fedbcd.data.measures import Measure
+from fedbcd.config import nearest, shown
+from fedbcd.data.measures import KNOWN, Measure
 from fedbcd.errors import ConfigError, DataError
 
 SMALL = (torch.int8, torch.int16, torch.int32)  # of labels, which losses want as int64
@@ -161,8 +161,8 @@ def check_function(what: str, given: Any, example: str, classes: bool = False) -
         raise ConfigError(f"{what} = {shown(given)} is no function; give one, such as {example}")
 
 
-def check_metrics(metric: Any, metrics: Any) -> None:
-    """Refuse what models cannot be measured by."""
+def checked_metrics(metric: Any, metrics: Any) -> list[Any]:
+    """What models are measured by, those that are known by their names too, or a refusal."""
     if isinstance(metric, list | tuple | Mapping):
         raise ConfigError(f"metric = {shown(metric)} is several; give metrics=[...]")
     if not isinstance(metrics, list | tuple):
@@ -170,9 +170,22 @@ def check_metrics(metric: Any, metrics: Any) -> None:
             f"metrics = {shown(metrics)} must be a list of fb.Measures and functions of (outputs,"
             " targets)"
         )
-    for each in (*metrics, *([] if metric is None else [metric])):
-        if not isinstance(each, Measure):
-            check_function("metric", each, "fb.accuracy")
+    if metric is not None and metrics:
+        raise ConfigError("metric=... and metrics=[...] are both given; put all into metrics")
+    return [*map(_metric, metrics if metric is None else [metric])]
+
+
+def _metric(given: Any) -> Any:
+    if isinstance(given, str):
+        if given not in KNOWN:
+            raise ConfigError(
+                f"metric = {given!r} is unknown{nearest(given, KNOWN)}; known:"
+                f" {', '.join(map(repr, KNOWN))}, or a function of (outputs, targets)"
+            )
+        return KNOWN[given]
+    if not isinstance(given, Measure):
+        check_function("metric", given, "fb.accuracy")
+    return given
 
 
 def check_module(what: str, module: Any) -> nn.Module:

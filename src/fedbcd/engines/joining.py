@@ -2,7 +2,7 @@
 a model of its own.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from statistics import fmean
 
@@ -91,7 +91,7 @@ def _as_before(federation: Federation, spec: RunSpec, steps: int) -> Method:
 
 
 def _played(trainer: Trainer, method: Method, z: Tensor, devices: int, steps: int) -> Tensor:
-    """Sessions as long as those of the run, one after another."""
+    """Its sessions, one after another."""
     bound = trainer.bound
     first = bound.first_upload(z)
     heard = bound.heard.views(bound.first_model(z)[: bound.heard.size].repeat(devices, 1))
@@ -99,13 +99,19 @@ def _played(trainer: Trainer, method: Method, z: Tensor, devices: int, steps: in
         slot.name: bound.begun(slot, first, z).repeat(devices, 1) for slot in method.slots
     }
     after: Registers = {}
-    length = method.steps[0]
-    number = 0
-    for done in range(0, steps, length):
-        for offline in (True, False) if method.offline else (False,):
-            count = min(method.lengths(offline=offline)[1], steps - done)
-            work = [Session(device, number, count, None, offline) for device in range(devices)]
-            after = trainer.run(work, kept if offline else {**kept, **heard})
-            kept = {name: after[name] for name in kept}
-            number += 1
+    for number, (offline, count) in enumerate(_sessions(method, steps)):
+        work = [Session(device, number, count, None, offline) for device in range(devices)]
+        after = trainer.run(work, kept if offline else {**kept, **heard})
+        kept = {name: after[name] for name in kept}
     return after[method.personal if method.has_personal else method.sends[0].name]
+
+
+def _sessions(method: Method, steps: int) -> Iterator[tuple[bool, int]]:
+    """As long as those of the run: whether offline, and how many steps. Who trains offline hears
+    from its server when it would wait for that, after as many rounds as the run's devices go on.
+    """
+    length = method.steps[0]
+    for number, done in enumerate(range(0, steps, length)):
+        if number and method.offline_limit and number % method.offline_limit == 0:
+            yield False, method.lengths(offline=False)[1]
+        yield bool(method.offline), min(length, steps - done)

@@ -15,7 +15,8 @@ from fedbcd.compute.rows import ManyModels, Rows
 from fedbcd.data.federation import Federation
 from fedbcd.record.history import TRAIN_LOSS, WORK, DeviceTable, Row, column_of, columns_of
 from fedbcd.schedule.driver import Machines
-from fedbcd.schedule.work import Session, WorkDone
+from fedbcd.schedule.effort import Effort
+from fedbcd.schedule.work import Session
 
 TESTED = -1  # the number of the session that comes before a test; no other has it
 
@@ -95,7 +96,7 @@ def row_of(
     machines: Machines,
     scores: Scores,
     clock: float,
-    done: WorkDone,
+    done: Effort,
     found: Certificates,
 ) -> Row:
     """A row of the history."""
@@ -119,7 +120,7 @@ def row_of(
     return Row({name: row[name] for name in columns_of(scores.measures, has_validation)})
 
 
-def work_of(numbers: Numbers, activations: int, done: WorkDone) -> dict[str, float]:
+def work_of(numbers: Numbers, activations: int, done: Effort) -> dict[str, float]:
     """Gradient steps, samples, and bytes of models that devices have sent and were sent."""
     width = numbers.dtype.itemsize
     sizes = (numbers.bound.upload.size, numbers.bound.heard.size)

@@ -24,8 +24,8 @@ from fedbcd.own import imports
 from fedbcd.protocol.messages import number_of
 from fedbcd.record.eventlog import LogReader
 from fedbcd.record.start import copy_beside
+from fedbcd.schedule.effort import Effort
 from fedbcd.schedule.log import LogRounds
-from fedbcd.schedule.work import WorkDone
 from fedbcd.spec import RunSpec
 
 OTHER_ORDER = (
@@ -122,7 +122,9 @@ def _looked_ahead(path: Path) -> tuple[set[int], set[tuple[int, int]]]:
     with path.open("rb") as file:
         for raw in file:
             if raw.startswith(b'{"t"') and (
-                b'"event":{"Restored":' in raw or b'"event":{"Declined":' in raw
+                b'"event":{"Restored":' in raw
+                or b'"event":{"Declined":' in raw
+                or b'"event":{"Recalled":' in raw
             ):
                 with suppress(ValueError, KeyError, TypeError, AttributeError):
                     line = json.loads(raw)
@@ -145,7 +147,7 @@ class Replaying:
         self._rounds, self._numbers = rounds, numbers
 
     @property
-    def done(self) -> WorkDone:
+    def done(self) -> Effort:
         """What devices have done until here."""
         return self._rounds.done
 

@@ -55,8 +55,8 @@ from fedbcd.schedule.churn import Churn
 from fedbcd.schedule.deadline import Deadline
 from fedbcd.schedule.delays import Clock
 from fedbcd.schedule.driver import Driver
+from fedbcd.schedule.effort import Effort
 from fedbcd.schedule.events import Schedule, Simulation
-from fedbcd.schedule.work import WorkDone
 from fedbcd.spec import OPTIONS, Cluster, Precision, RunSpec, in_words
 
 
@@ -245,7 +245,7 @@ class _Training:
         """From where the run stands, rounds planned ahead; their events are played as well if they
         are logged.
         """
-        done = WorkDone(self.method, self.federation.sizes)
+        done = Effort(self.method, self.federation.sizes)
         outline = Outline(self.federation.servers, self._schedule(), self.spec.cloud, done)
         outline.go_to(self.events.round)
         self.player = ahead = Ahead(self.numbers, outline, self.compile)

@@ -24,8 +24,9 @@ from fedbcd.data.federation import FOR_ALL, Federation
 from fedbcd.errors import ConfigError
 from fedbcd.record.start import models_of
 from fedbcd.schedule.driver import Machines
+from fedbcd.schedule.effort import Effort
 from fedbcd.schedule.events import Schedule
-from fedbcd.schedule.work import Reader, WorkDone, first_models
+from fedbcd.schedule.work import Reader, first_models
 from fedbcd.spec import Precision, RunSpec
 
 
@@ -57,7 +58,7 @@ def make_reader(
     remember: Collection[int] = (),
     undone: Collection[tuple[int, int]] = (),
 ) -> Reader:
-    done = WorkDone(spec.method_of(federation), federation.sizes)
+    done = Effort(spec.method_of(federation), federation.sizes)
     return Reader(spec.cloud, len(federation.servers), remember, undone, done)
 
 

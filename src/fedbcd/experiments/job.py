@@ -18,7 +18,16 @@ from fedbcd.algorithm.augment import FlipCrop
 from fedbcd.algorithm.method import Facts, Method, method_of
 from fedbcd.algorithm.methods import FedBCD
 from fedbcd.algorithm.objective import Loss
-from fedbcd.config import HOMES, build, check_keys, convert, nearest, read_toml, renamed_keys
+from fedbcd.config import (
+    HOMES,
+    PLACES,
+    build,
+    check_keys,
+    convert,
+    nearest,
+    read_toml,
+    renamed_keys,
+)
 from fedbcd.data.datasets import DATASETS, LoadedDataset
 from fedbcd.data.federation import Federation
 from fedbcd.data.given import Data, load_data, sizes_of, targets_of
@@ -118,7 +127,7 @@ class DataPart:
         if found != devices:
             raise ConfigError(
                 f"data.name = {self.name!r} gives the data of {found} devices, but [federation] has"
-                f" {devices}; let servers times devices be {found}"
+                f" {devices}; let servers times devices, and newcomers, be {found}"
             )
 
 
@@ -261,6 +270,7 @@ ACTIVE = 3  # q, where a job file is silent
 for section, part in (("data", DataPart), ("federation", FederationPart), ("model", ModelPart)):
     HOMES.update({key.name: section for key in fields(part) if key.name != "name"})
 HOMES["active"] = "federation"
+PLACES["sweep"] = "for 'fedbcd sweep'"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -527,6 +537,9 @@ def _job(table: Mapping[str, Any]) -> Job:
     if isinstance(federation, Mapping) and "active" in federation:
         active = convert(federation["active"], PerServer, "federation.active")
         federation = {key: value for key, value in federation.items() if key != "active"}
+    if isinstance(federation, Mapping):
+        known = {"active", *(each.name for each in fields(FederationPart))}
+        check_keys(federation, known, "federation")
     for key, kind in (("data", DataPart), ("model", ModelPart)):
         if key in table:
             parts[key] = build(kind, table[key], key)

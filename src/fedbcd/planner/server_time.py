@@ -131,14 +131,17 @@ class DifferingDevices:
         """Which server is the slowest, by how much, and why."""
         worst = int(mean_N.argmax())
         members = np.array(self.servers[worst])
+        slowest = (
+            f"server {worst} is the slowest: E[tau_n] = {mean_N[worst]:.3g}, against"
+            f" {np.median(mean_N):.3g} of the median server"
+        )
+        if self.times.alike:
+            q = at_server(self.active, worst)
+            return f"{slowest}; it waits for {q} of its {len(members)} devices"
         work = self.times.work_at(np.full(len(members), 0.5), members, np.array([1]), 0.0)
         device = int(members[work.argmax()])
         why = self.times.why_slow(device)
-        return (
-            f"server {worst} is the slowest: E[tau_n] = {mean_N[worst]:.3g}, against"
-            f" {np.median(mean_N):.3g} of the median server; the slowest of its devices is {device}"
-            + (f", by {why}" if why else "")
-        )
+        return f"{slowest}; the slowest of its devices is {device}" + (f", by {why}" if why else "")
 
 
 class DrawnPhases:

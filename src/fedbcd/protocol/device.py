@@ -14,6 +14,7 @@ from fedbcd.protocol.messages import (
     Activated,
     Actor,
     Command,
+    Contributed,
     Declined,
     DeviceId,
     Event,
@@ -21,6 +22,7 @@ from fedbcd.protocol.messages import (
     OfflineDue,
     OfflineTrained,
     Pull,
+    Recalled,
     Restored,
     Resumed,
     RetryDue,
@@ -33,6 +35,7 @@ from fedbcd.protocol.messages import (
     Uploaded,
     Withdrawn,
     Woke,
+    ref,
     upload_ref,
 )
 
@@ -59,6 +62,7 @@ class Device:
     """
 
     __slots__ = (
+        "_brought",
         "_granted",
         "_reason",
         "activation",
@@ -80,6 +84,7 @@ class Device:
         self.session = 0  # the next session of mini-batch steps
         self.offline = 0  # offline rounds since the last contact
         self.incarnation = 0  # how often the server has had to put it in step
+        self._brought: int | None = None  # its activation when it was last recalled
         self._reason = NOT_FINITE  # why the activation under way is withdrawn
         self._granted: Activated | None = None  # came while training offline; starts when that ends
 
@@ -266,6 +271,43 @@ class Device:
             Send(to=self.server, message=Resumed(device=self.device, incarnation=self.incarnation))
         ]
 
+    def _recalled(self, event: Event) -> list[Command]:
+        """Its server has lost what it knew after a report: what is under way ends, and what it has
+        contributed last is brought again. A copy is answered as long as nothing has changed since.
+        """
+        assert isinstance(event, Recalled)
+        commands: list[Command] = []
+        if event.incarnation > self.incarnation:
+            commands = self._drop_work(event.activation)
+            self.incarnation, self._granted = event.incarnation, None
+            self.state = DeviceState.IDLE
+            self._brought = self.activation
+        if self._brought != self.activation or self.state in (
+            _D.TRAINING,
+            _D.UPLOADING,
+            _D.WITHDRAWING,
+        ):
+            return []
+        brings = Contributed(
+            device=self.device,
+            incarnation=self.incarnation,
+            activation=self.activation,
+            model=ref("c", self.device, self.incarnation, self.session),
+        )
+        return [*commands, Send(to=self.server, message=brings)]
+
+    def _drop_work(self, activation: int) -> list[Command]:
+        """No mini-batch is drawn twice; an upload that the server does not know of is undone."""
+        if self.state in (_D.OFFLINE, _D.ASKING_OFFLINE) or (
+            self.state is _D.TRAINING and self.offline_limit is None
+        ):
+            self.session += 1
+        if self.state not in (_D.UPLOADING, _D.WITHDRAWING):
+            return []
+        is_undone = self.state is _D.UPLOADING and activation <= self.activation
+        self.activation += 1
+        return [Undo(activation=self.activation - 1)] if is_undone else []
+
     def _ignore(self, _: Event) -> list[Command]:
         return []
 
@@ -322,6 +364,7 @@ TRANSITIONS: Mapping[tuple[DeviceState, type[Event]], Callable[[Device, Event], 
     **{(state, Acknowledged): Device._acknowledged for state in _D},
     **{(state, Declined): Device._declined for state in _D},
     **{(state, Restored): Device._restored for state in _D},
+    **{(state, Recalled): Device._recalled for state in _D},
     # no answer came
     (_D.ASKING, RetryDue): Device._retry,
     (_D.ASKING_OFFLINE, RetryDue): Device._retry,

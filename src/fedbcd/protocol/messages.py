@@ -8,7 +8,7 @@ coordinator's model (Sync-cloud), `w/5/0/3` what server 3 gets from mix 5, itera
 holds the tensors.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TypeAlias
 
 DeviceId: TypeAlias = int
@@ -170,6 +170,18 @@ class Restored(Event):
     model: ModelRef
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recalled(Event):
+    """The server goes on under a new generation (`Recovered`), and asks for what the device has
+    contributed last: it keeps its model, and whatever it was doing ends.
+
+    `activation` is the next one as far as the server knows; the device may be further.
+    """
+
+    incarnation: int
+    activation: int
+
+
 # ------------------------------------------------------------------------------------------------
 # events, server
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -259,6 +271,35 @@ class Resumed(Event):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Recovered(Event):
+    """A server has an older store, brought up to its last report from its coordinator's log. What
+    came after is lost, and so is what its devices have contributed: a new generation begins, and
+    nobody counts before having contributed again.
+    """
+
+    generation: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Returned(Event):
+    """A member has come back to a server of a new generation, and says how far it is."""
+
+    device: DeviceId
+    activation: int
+    incarnation: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Contributed(Event):
+    """A device that was recalled brings what it has contributed last; `activation` is its next."""
+
+    device: DeviceId
+    incarnation: int
+    activation: int
+    model: ModelRef
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Mixed(Event):
     """The coordinator has mixed this server's model of `phase` with the others': w_n = `model`."""
 
@@ -288,12 +329,16 @@ class Isolated(Event):
 class ServerReady(Event):
     """A server has ended its response-and-update phase; `phase` is its own counter, a retry repeats
     it.
+
+    `journal` is what has happened at the server since its report before, so that its log is in two
+    places (docs/recovery.md). It is no part of what is said: machines and comparisons pass it over.
     """
 
     server: ServerId
     phase: int
     iteration: int
     model: ModelRef
+    journal: str = field(default="", compare=False, repr=False)
 
 
 # ------------------------------------------------------------------------------------------------
@@ -385,6 +430,29 @@ class StepModel(Command):
     mixed: ModelRef
     model: ModelRef
     result: ModelRef
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepLost(Command):
+    """A step as `StepModel`, which the generation before has taken: devices may have trained with
+    its outcome, but nobody has it any more. Who replays the log takes it, a server passes it over.
+    """
+
+    mixed: ModelRef
+    model: ModelRef
+    result: ModelRef
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CountNobody(Command):
+    """What members have contributed is lost: the sum is that of nobody."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recount(Command):
+    """A member has contributed again: form the sum anew from all who have."""
+
+    device: DeviceId
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -14,11 +14,13 @@ from fedbcd.protocol.messages import (
     Acknowledged,
     Activated,
     Actor,
+    Contributed,
     Declined,
     Event,
     GlobalUpdated,
     Isolated,
     Mixed,
+    Recalled,
     Restored,
     Resumed,
     ServerReady,
@@ -35,8 +37,10 @@ WORD = re.compile(r"[a-z_]{1,32}")
 # message -> the kinds of actors that may say it, and to which; nothing else comes from the network,
 # but for the pings of any two that have something to say to each other
 SENDERS: Mapping[type[Event | Notice], tuple[str, str]] = {
-    **dict.fromkeys((UpdateRequested, Uploaded, Withdrawn, Resumed), ("device", "server")),
-    **dict.fromkeys((Activated, Acknowledged, Declined, Restored), ("server", "device")),
+    **dict.fromkeys(
+        (UpdateRequested, Uploaded, Withdrawn, Resumed, Contributed), ("device", "server")
+    ),
+    **dict.fromkeys((Activated, Acknowledged, Declined, Restored, Recalled), ("server", "device")),
     ServerReady: ("server", COORDINATOR),
     **dict.fromkeys((Mixed, GlobalUpdated, Isolated), (COORDINATOR, "server")),
     PhaseNotice: ("server", "device"),

@@ -18,6 +18,8 @@ from fedbcd.protocol.messages import (
     Admit,
     AdoptModel,
     Command,
+    Contributed,
+    CountNobody,
     DeadlinePassed,
     Declined,
     DeviceId,
@@ -32,13 +34,18 @@ from fedbcd.protocol.messages import (
     Mixed,
     ModelRef,
     OpenPhase,
+    Recalled,
+    Recount,
+    Recovered,
     Restored,
     Resumed,
     RetryDue,
+    Returned,
     Send,
     ServerId,
     ServerReady,
     Started,
+    StepLost,
     StepModel,
     UpdateRequested,
     Uploaded,
@@ -92,29 +99,28 @@ class Server:
         self._isolated_through = -1
         self._is_overdue = False  # the deadline of this phase has passed
         self._counted: set[DeviceId] = set()  # whose uploads this phase has; a device counts once
-        self._excused: set[DeviceId] = (
-            set()
-        )  # who came to nothing in this phase, which does not wait for them
+        # who came to nothing in this phase, which does not wait for them
+        self._excused: set[DeviceId] = set()
         self._last = dict.fromkeys(members, -1)  # member -> its last activation that is over
-        self._contributed: dict[
-            DeviceId, int
-        ] = {}  # member -> its last accepted activation, where it is another
+        # member -> its last accepted activation, where it is another
+        self._contributed: dict[DeviceId, int] = {}
         self._declined: dict[DeviceId, Declined] = {}  # the latest answer of this kind
         self._left: dict[DeviceId, int] = {}
         self._asking: dict[DeviceId, int] = {}  # in order of arrival
         self._working: dict[DeviceId, Activated] = {}
         self._lost: dict[DeviceId, Activated] = {}  # given up, but welcome if it does arrive
-        self._held: list[
-            tuple[DeviceId, int]
-        ] = []  # uploads that came while waiting; they count in the next phase
+        # uploads that came while waiting; they count in the next phase
+        self._held: list[tuple[DeviceId, int]] = []
         self._incarnation: dict[DeviceId, int] = {}  # how often a device had to be put in step
-        self._lives: dict[
-            DeviceId, int
-        ] = {}  # how often it may have trained before that and lost it
+        # how often it may have trained before that and lost it
+        self._lives: dict[DeviceId, int] = {}
         self._restoring: set[DeviceId] = set()  # those that have not confirmed it
-        self._start: dict[
-            DeviceId, ModelRef
-        ] = {}  # what a device that joined late began with, until its first upload
+        # what a device that joined late began with, until its first upload
+        self._start: dict[DeviceId, ModelRef] = {}
+        self.generation = 0  # how often it had to go on from an older store
+        # members that have not contributed since; what they were told, if they came
+        self._recalled: dict[DeviceId, Recalled | None] = {}
+        self._is_step_lost = False  # the generation before took the step that comes next
 
     @property
     def members(self) -> tuple[DeviceId, ...]:
@@ -165,6 +171,20 @@ class Server:
     def is_working(self, device: DeviceId) -> bool:
         return device in self._working
 
+    @property
+    def contributors(self) -> list[DeviceId]:
+        """The members who have contributed since the server was last recovered, in order."""
+        return sorted(self._last.keys() - self._recalled.keys())
+
+    @property
+    def takes_back(self) -> bool:
+        """Whether members that have not contributed since it was recovered may do so now."""
+        return not self._is_step_lost
+
+    def is_awaited(self, device: DeviceId) -> bool:
+        """Whether the device is to contribute again."""
+        return device in self._recalled
+
     def is_waiting_for(self, device: DeviceId, activation: int) -> bool:
         """Whether an upload of this activation has yet to be answered, for the first time or
         because it was declined and comes again.
@@ -191,6 +211,8 @@ class Server:
         assert isinstance(event, UpdateRequested)
         if self._is_gone(event.device):
             return []
+        if event.device in self._recalled:
+            return self._recall_again(event.device)
         if event.device in self._restoring:
             return [self._restore(event.device)]
         last = self._last[event.device]
@@ -224,6 +246,8 @@ class Server:
         assert isinstance(event, Uploaded)
         if self._is_gone(event.device):
             return []
+        if event.device in self._recalled:
+            return self._recall_again(event.device)
         if event.device in self._restoring:
             return [self._restore(event.device)]
         if event.activation <= self._last[event.device]:
@@ -256,6 +280,8 @@ class Server:
         assert isinstance(event, Withdrawn)
         if self._is_gone(event.device):
             return []
+        if event.device in self._recalled:
+            return self._recall_again(event.device)
         if event.device in self._restoring:
             return [self._restore(event.device)]
         last = self._last[event.device]
@@ -344,6 +370,7 @@ class Server:
                 " remove the server instead"
             )
         self._left[event.device] = self._last.pop(event.device)
+        self._recalled.pop(event.device, None)
         self._asking.pop(event.device, None)
         if event.device in self._working:
             self._lost[event.device] = self._working.pop(
@@ -361,6 +388,8 @@ class Server:
         assert isinstance(event, DeviceReset)
         if self._is_gone(event.device):
             return []
+        if event.device in self._recalled:
+            return self._recall_again(event.device)
         if event.device in self._restoring:
             return [self._restore(event.device)]
         return [self._put_in_step(event.device)]
@@ -390,7 +419,7 @@ class Server:
 
     def _resumed(self, event: Event) -> list[Command]:
         assert isinstance(event, Resumed)
-        if self._is_gone(event.device):
+        if self._is_gone(event.device) or event.device in self._recalled:
             return []
         if event.incarnation > self.incarnation_of(event.device):
             raise RemoteProtocolError(
@@ -400,6 +429,68 @@ class Server:
         if event.incarnation == self.incarnation_of(event.device):
             self._restoring.discard(event.device)
         return []
+
+    # ---------------------------------------------------------------------------------------------
+    # a new generation
+    def _recovered(self, event: Event) -> list[Command]:
+        """Nobody counts who has not contributed again. Where an answer is waited for, the step that
+        it asks for comes before: devices may have trained with its outcome.
+        """
+        assert isinstance(event, Recovered)
+        if event.generation <= self.generation:
+            return []
+        self.generation = event.generation
+        self._recalled = dict.fromkeys(self._last)
+        for known in (self._asking, self._working, self._lost, self._declined, self._start):
+            known.clear()
+        for who in (self._contributed, self._restoring, self._counted, self._excused):
+            who.clear()
+        self._held, self._is_overdue = [], False
+        self._is_step_lost = self.state is ServerState.WAITING and not self.sync
+        return [] if self._is_step_lost else [CountNobody()]
+
+    def _lost_step(self, mixed: ModelRef) -> list[Command]:
+        """The step that the generation before took from `mixed`, if it did."""
+        if not self._is_step_lost:
+            return []
+        self._is_step_lost = False
+        self._version += 1
+        result = ref("z", self.server, self._version)
+        return [StepLost(mixed=mixed, model=self.model, result=result), CountNobody()]
+
+    def _returned(self, event: Event) -> list[Command]:
+        """A member that is behind has lost its memory too: nobody has its model, and it begins at
+        that of its server.
+        """
+        assert isinstance(event, Returned)
+        if self._is_gone(event.device) or event.device not in self._recalled or self._is_step_lost:
+            return []
+        known, last = self.incarnation_of(event.device), self._last[event.device]
+        if event.activation <= last:
+            del self._recalled[event.device]
+            self._incarnation[event.device] = max(known, event.incarnation)
+            self._start[event.device] = self.model
+            return [Admit(device=event.device, model=self.model), self._put_in_step(event.device)]
+        told = self._recalled[event.device]
+        if told is None or event.incarnation > told.incarnation:
+            incarnation = max(known, event.incarnation) + 1
+            self._incarnation[event.device] = incarnation
+            self._recalled[event.device] = Recalled(incarnation=incarnation, activation=last + 1)
+        return self._recall_again(event.device)
+
+    def _recall_again(self, device: DeviceId) -> list[Command]:
+        told = self._recalled[device]
+        return [] if told is None else [Send(to=device_actor(device), message=told)]
+
+    def _contributed_again(self, event: Event) -> list[Command]:
+        assert isinstance(event, Contributed)
+        if self._is_gone(event.device) or event.device not in self._recalled:
+            return []
+        if event.incarnation != self.incarnation_of(event.device):
+            raise self._from_before(event.device, event.model)
+        del self._recalled[event.device]
+        self._last[event.device] = event.activation - 1
+        return [Recount(device=event.device)]
 
     def _is_gone(self, device: DeviceId) -> bool:
         """Whether a message is a late one of a device that has left; a device that never belonged
@@ -473,9 +564,10 @@ class Server:
         assert isinstance(event, Mixed)
         if self._is_late(event.phase, event.iteration):
             return []
-        step = self._step(event.model)
+        steps = [*self._lost_step(event.model), self._step(event.model)]
         self.iteration += 1
-        return [step, self._report()] if self.iteration < self.iterations else [step, *self._open()]
+        after = [self._report()] if self.iteration < self.iterations else self._open()
+        return [*steps, *after]
 
     def _global_updated(self, event: Event) -> list[Command]:
         assert isinstance(event, GlobalUpdated)
@@ -528,6 +620,9 @@ _DEVICES: Mapping[type[Event], Callable[[Server, Event], list[Command]]] = {
     DeviceLeft: Server._device_left,
     DeviceReset: Server._reset,
     Resumed: Server._resumed,
+    Recovered: Server._recovered,
+    Returned: Server._returned,
+    Contributed: Server._contributed_again,
 }
 TRANSITIONS: Mapping[tuple[ServerState, type[Event]], Callable[[Server, Event], list[Command]]] = {
     (_S.NEW, Started): lambda server, _: server._open(),

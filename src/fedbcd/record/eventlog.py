@@ -36,6 +36,7 @@ BEFORE: dict[str, dict[str, Any]] = {
     "DeviceJoined": {"by": ""},
     "DeviceLeft": {"anew": False, "by": ""},
     "Dismiss": {"anew": False},
+    "ServerReady": {"journal": ""},
 }  # fields that 0.1.0 did not have
 
 
@@ -54,8 +55,9 @@ def encode(message: Event | Command) -> dict[str, Any]:
     fields = {name: getattr(message, name) for name in _FIELDS[kind]}
     if "message" in fields:
         fields["message"] = encode(fields["message"])
-    if fields.get("by") == "":  # nobody's wish, as in all logs of before
-        del fields["by"]
+    for name in ("by", "journal"):  # nobody's wish, nobody's log, as in all logs of before
+        if fields.get(name) == "":
+            del fields[name]
     return {kind.__name__: fields}
 
 

@@ -6,7 +6,7 @@ devices.csv          scores of each device at the end
 events.jsonl         the event log             models.safetensors      all x_i and z_n at the end
 checkpoint.safetensors   where to resume       curves.png, personal.png   accuracy against the
 clock, and over devices
-report.html          what happened, to look at
+report.html          what happened, to look at       failure.txt   why it could not go on, if so
 best-ROUND.safetensors   the models of the best look, where they are kept (`best`)
 """
 
@@ -23,10 +23,10 @@ from typing import Any
 
 from fedbcd.config import dump_toml, read_toml
 from fedbcd.describe import flat
-from fedbcd.errors import ConfigError, RecordError
+from fedbcd.errors import ConfigError, NumericalError, RecordError
 from fedbcd.record.eventlog import LogReader, LogWriter, header_line
 from fedbcd.record.history import History
-from fedbcd.record.names import CHECKPOINT, JOB, LOG
+from fedbcd.record.names import CHECKPOINT, FAILURE, JOB, LOG
 from fedbcd.record.tensorfile import read_tensors, write_tensors, write_whole
 from fedbcd.recorded import completed
 
@@ -136,6 +136,10 @@ class RunFolder:
             )
         try:
             yield
+        except NumericalError as error:
+            with writing_to(self.path):
+                write_whole(self.path / FAILURE, f"{error}\n".encode())
+            raise
         finally:
             os.close(handle)
             if not existed and not any(self.path.iterdir()):
@@ -180,6 +184,7 @@ class RunFolder:
         """After `inspect`: begin the log, or go on with it from the checkpoint."""
         with writing_to(self.path):
             self.path.mkdir(parents=True, exist_ok=True)
+            (self.path / FAILURE).unlink(missing_ok=True)
             if self.header["job"]:
                 write_whole(self.path / JOB, dump_toml(self.header["job"]).encode())
             if checkpoint is not None:

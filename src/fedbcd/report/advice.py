@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from fedbcd.record.history import ACCURACY, APART, GLOBAL, PERSONAL
+from fedbcd.report.numbers import in_score
 
 STILL_RISING = 0.005  # gain of accuracy over the last fifth of a run
 FALLEN = 0.02  # below its own best
@@ -17,18 +18,26 @@ LOSERS = 0.1  # of all devices
 WORST = 0.1  # the worst tenth below the mean
 LAGGING = 0.1  # global accuracy behind personal
 WITHOUT = ("fedavg", "fedprox")  # algorithms without personal models
+FEWEST_FIRST = 2  # servers to wait for: a mix of one is none
+ALONE = "local"  # everybody for itself: nobody waits for others, or is pulled to them
 UNEVEN = 0.5  # the least active tenth against the mean
 
 View = dict[str, Any]
+Rule = Callable[[View], Iterator[str]]
 
 
 def advice(view: View, first: Sequence[str] = ()) -> list[str]:
     """Remarks on one run, the most useful first, after those that must come first; one that needs
     none gets one sentence saying so.
     """
-    own = view["summary"].get("metric", ACCURACY) != ACCURACY  # bounds are of shares
-    rules = [rule for rule in RULES if not (own and rule in OF_ACCURACY)]
-    return [*first, *(remark for rule in rules for remark in rule(view))] or [_all_clear(view)]
+    found = [remark for rule in RULES for remark in remarks_by(rule, view)]
+    return [*first, *found] or [_all_clear(view)]
+
+
+def remarks_by(rule: Rule, view: View) -> list[str]:
+    """What one rule says of a run; the bounds of some are of shares."""
+    own = view["summary"].get("metric", ACCURACY) != ACCURACY
+    return [] if own and rule in OF_ACCURACY else list(rule(view))
 
 
 def _all_clear(view: View) -> str:
@@ -68,12 +77,12 @@ def _listed(texts: list[str]) -> str:
     return f"{', '.join(before)} and {last}" if before else last
 
 
-def _stopped(view: View) -> Iterator[str]:
-    if view["summary"].get("state") == "stopped":
+def stopped(view: View) -> Iterator[str]:
+    if view["summary"].get("state") in ("stopped", "failed"):
         yield view["summary"]["standing"]
 
 
-def _unowned(view: View) -> Iterator[str]:
+def unowned(view: View) -> Iterator[str]:
     part = view.get("partition") or {}
     missing = part.get("unowned")
     if not missing:
@@ -90,13 +99,13 @@ def _unowned(view: View) -> Iterator[str]:
     )
     if most is not None:
         text += (
-            f", {1 - most:.0%} of the test samples, so about {most:.3f} is the most that global"
-            " accuracy can reach"
+            f", {percent(1 - most)} of the test samples, so about {scored(most)} is the most that"
+            " global accuracy can reach"
         )
     yield f"{text}: more devices, more labels per device or another seed give every label an owner"
 
 
-def _fallen(view: View) -> Iterator[str]:
+def fallen(view: View) -> Iterator[str]:
     for column, name in ((GLOBAL, "global"), (PERSONAL, "personal")):
         values = _curve(view, column)
         if len(values) > 2 and max(values) - values[-1] > FALLEN:
@@ -107,20 +116,20 @@ def _fallen(view: View) -> Iterator[str]:
                 if v is not None
             ][best]
             yield (
-                f"{name} accuracy fell from {max(values):.3f} in round {when} to {values[-1]:.3f}:"
-                f" try a smaller device_step (now {_setting(view, 'algorithm.device_step')}), or"
-                " stop earlier"
+                f"{name} accuracy fell from {scored(max(values))} in round {when} to"
+                f" {scored(values[-1])}: try a smaller device_step"
+                f" (now {setting(view, 'algorithm.device_step')}), or stop earlier"
             )
 
 
-def _rising(view: View) -> Iterator[str]:
+def rising(view: View) -> Iterator[str]:
     gains = {}
     for column, name in ((GLOBAL, "global"), (PERSONAL, "personal")):
         values = _curve(view, column)
         if len(values) >= FEWEST_TESTS:
             gains[name] = values[-1] - values[-1 - max(1, len(values) // 5)]
     risen = [
-        f"{name} accuracy by {gain:.3f}" for name, gain in gains.items() if gain > STILL_RISING
+        f"{name} accuracy by {points(gain)}" for name, gain in gains.items() if gain > STILL_RISING
     ]
     if risen:
         gains_in_words = " and ".join(risen)
@@ -130,20 +139,21 @@ def _rising(view: View) -> Iterator[str]:
         )
 
 
-def _waiting(view: View) -> Iterator[str]:
+def waiting(view: View) -> Iterator[str]:
     share = view.get("spent", {}).get("share", {})
     servers, cloud = view["summary"]["servers"], view["summary"]["cloud"]
-    if share.get("waiting", 0.0) <= WAITING or servers < 2:
+    if share.get("waiting", 0.0) <= WAITING or servers < 2 or _alone(view):
         return
-    text = f"servers spent {share['waiting']:.0%} of their time waiting for other servers"
+    text = f"servers spent {percent(share['waiting'])} of their time waiting for other servers"
     if view["summary"]["algorithm"] in WITHOUT:
         yield f"{text}: these algorithms need all of them; FedBCD on an async cloud does not"
-    elif cloud == "sync":
-        cloud = f'cloud = {{ name = "async", first = {max(1, round(0.3 * servers))} }}'
+    elif cloud == "sync" and servers > FEWEST_FIRST:
+        first = max(FEWEST_FIRST, round(0.3 * servers))
+        cloud = f'cloud = {{ name = "async", first = {first} }}'
         yield f"{text}: try {cloud}; fedbcd plan tells what each B gives{_planned(view)}"
     elif cloud in ("async", "rigorous"):
-        first = int(_setting(view, "cloud.first") or servers)
-        if first > 1:
+        first = int(setting(view, "cloud.first") or servers)
+        if first > FEWEST_FIRST:
             yield f"{text}: a smaller B than first = {first} waits less{_planned(view)}"
 
 
@@ -159,7 +169,7 @@ def _planned(view: View) -> str:
     )
 
 
-def _slow_devices(view: View) -> Iterator[str]:
+def slow_devices(view: View) -> Iterator[str]:
     share = view.get("spent", {}).get("share", {})
     active = view["summary"].get("active")
     if share.get("arrival", 0.0) > ARRIVAL:
@@ -170,16 +180,16 @@ def _slow_devices(view: View) -> Iterator[str]:
             else ""
         )
         yield (
-            f"{share['arrival']:.0%} of server time went into waiting for devices to arrive:"
+            f"{percent(share['arrival'])} of server time went into waiting for devices to arrive:"
             f" {fewer}{sooner}"
         )
 
 
-def _slowest(view: View) -> Iterator[str]:
+def slowest(view: View) -> Iterator[str]:
     yield from (view[key] for key in ("slowest", "lonely") if view.get(key))
 
 
-def _losers(view: View) -> Iterator[str]:
+def losers(view: View) -> Iterator[str]:
     personal = view.get("personal")
     gain = personal and personal["gain"]
     if not gain:
@@ -191,34 +201,40 @@ def _losers(view: View) -> Iterator[str]:
             if gain.get("against") is None
             else f"the model of {gain['against']}"
         )
+        penalty = setting(view, "algorithm.penalty")
+        larger = (
+            ""
+            if penalty is None
+            else f": try a larger penalty (now {penalty}), which draws them nearer to the global"
+            " models"
+        )
         yield (
             f"{gain['worse']} of {compared} devices would do better with {other} than with their"
-            f" own: try a larger penalty (now {_setting(view, 'algorithm.penalty')}), which draws"
-            " them nearer to the global models"
+            f" own{larger}"
         )
 
 
-def _left_behind(view: View) -> Iterator[str]:
+def left_behind(view: View) -> Iterator[str]:
     personal = view.get("personal")
     if personal and personal["mean"] - personal["worst_decile"] > WORST:
         worst = ", ".join(str(row["device"]) for row in personal["worst"][:5])
         yield (
-            f"the worst tenth of the devices has {personal['worst_decile']:.3f} against a mean of"
-            f" {personal['mean']:.3f} (worst: devices {worst}); a penalty per device, or more"
-            " samples for these, would help them"
+            f"the worst tenth of the devices has {scored(personal['worst_decile'])} against a mean"
+            f" of {scored(personal['mean'])} (worst: devices {worst}); a penalty per device, or"
+            " more samples for these, would help them"
         )
 
 
-def _global_lags(view: View) -> Iterator[str]:
+def global_lags(view: View) -> Iterator[str]:
     last = {name: values[-1] for name in (GLOBAL, PERSONAL) if (values := _curve(view, name))}
     if (
-        view["summary"]["algorithm"] in WITHOUT
+        view["summary"]["algorithm"] in (*WITHOUT, ALONE)
         or len(last) < 2
         or last[PERSONAL] - last[GLOBAL] <= LAGGING
     ):
         return
     distance = _curve(view, "distance")
-    text = f"global models are {last[PERSONAL] - last[GLOBAL]:.3f} behind the personal ones"
+    text = f"global models are {points(last[PERSONAL] - last[GLOBAL])} behind the personal ones"
     if len(distance) > 2 and distance[-1] >= max(distance):
         yield (
             f"{text}, and those still drift away from them (mean distance {distance[-1]:.3g}): a"
@@ -232,7 +248,7 @@ def _global_lags(view: View) -> Iterator[str]:
         yield f"{text}: {uploads}more rounds bring them on"
 
 
-def _disagreement(view: View) -> Iterator[str]:
+def disagreement(view: View) -> Iterator[str]:
     apart, distance = (_curve(view, column) for column in APART)
     if (
         apart
@@ -240,15 +256,16 @@ def _disagreement(view: View) -> Iterator[str]:
         and distance[-1] > 0
         and apart[-1] > 0.5 * distance[-1]
         and view["summary"]["cloud"] != "sync"
+        and not _alone(view)
     ):
         yield (
             f"servers disagree by {apart[-1]:.3g}, against {distance[-1]:.3g} between devices and"
-            f" servers: a larger B (first, now {_setting(view, 'cloud.first')}) or more"
+            f" servers: a larger B (first, now {setting(view, 'cloud.first')}) or more"
             " cloud_iterations draw them together"
         )
 
 
-def _never_active(view: View) -> Iterator[str]:
+def never_active(view: View) -> Iterator[str]:
     devices = view.get("devices")
     if devices and devices["never"]:
         yield (
@@ -258,7 +275,7 @@ def _never_active(view: View) -> Iterator[str]:
         )
 
 
-def _uneven(view: View) -> Iterator[str]:
+def uneven(view: View) -> Iterator[str]:
     devices = view.get("devices")
     if not devices or devices["never"]:
         return
@@ -274,7 +291,7 @@ def _uneven(view: View) -> Iterator[str]:
         )
 
 
-def _certificate(view: View) -> Iterator[str]:
+def certificate(view: View) -> Iterator[str]:
     gaps = _curve(view, "gap")
     if len(gaps) >= 3 and gaps[-1] > gaps[0]:
         yield (
@@ -284,7 +301,7 @@ def _certificate(view: View) -> Iterator[str]:
         )
 
 
-def _lost(view: View) -> Iterator[str]:
+def lost(view: View) -> Iterator[str]:
     lost = view.get("events", {}).get("devices lost", 0)
     if lost:
         yield (
@@ -293,31 +310,47 @@ def _lost(view: View) -> Iterator[str]:
         )
 
 
-RULES: tuple[Callable[[View], Iterator[str]], ...] = (
-    _stopped,
-    _unowned,
-    _fallen,
-    _rising,
-    _waiting,
-    _slowest,
-    _losers,
-    _left_behind,
-    _global_lags,
-    _disagreement,
-    _never_active,
-    _uneven,
-    _slow_devices,
-    _certificate,
-    _lost,
+RULES: tuple[Rule, ...] = (
+    stopped,
+    unowned,
+    fallen,
+    rising,
+    waiting,
+    slowest,
+    losers,
+    left_behind,
+    global_lags,
+    disagreement,
+    never_active,
+    uneven,
+    slow_devices,
+    certificate,
+    lost,
 )
 
-OF_ACCURACY = (_fallen, _rising, _left_behind, _global_lags)
+OF_ACCURACY = (fallen, rising, left_behind, global_lags)
+
+
+def scored(value: float) -> str:
+    return in_score(value, "share")
+
+
+def points(value: float) -> str:
+    return f"{100 * value:.1f} points"
+
+
+def percent(value: float) -> str:
+    return f"{100 * value:.0f} %"
+
+
+def _alone(view: View) -> bool:
+    return bool(view["summary"]["algorithm"] == ALONE)
 
 
 def _curve(view: View, column: str) -> list[float]:
     return [value for value in view["history"].get(column, ()) if value is not None]
 
 
-def _setting(view: View, key: str) -> Any:
+def setting(view: View, key: str) -> Any:
     found = dict(view["settings"]).get(key)
     return None if found in (None, "null") else found

@@ -11,13 +11,25 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
+from fedbcd.palette import style_sheet
 from fedbcd.record.tensorfile import write_whole
 from fedbcd.report.advice import advice
 from fedbcd.report.baseline import best_baseline, job_folders
+from fedbcd.report.first import first_screen
 from fedbcd.report.planning import arrivals_of, plan_view
 from fedbcd.report.runs import find_runs
-from fedbcd.report.view import RunRecord, devices_view, differences, read_run, run_view
+from fedbcd.report.view import RunRecord, devices_view, read_run, run_view, together
 
+# of all pages, in order
+SCRIPTS = (
+    "uPlot.iife.min.js",
+    "core.js",
+    "charts.js",
+    "runs.js",
+    "timeline.js",
+    "sections.js",
+    "view.js",
+)
 MOST_PLANS = 3  # runs that are planned for; a plan takes a second or two
 
 
@@ -48,12 +60,9 @@ def view_of(records: Sequence[RunRecord], plan: bool) -> dict[str, Any]:
             planned[record.group] = plan_view(arrivals_of(record))
         run["plan"] = planned.get(record.group)
         run["advice"] = advice(run)
-    return {
-        "kind": "report",
-        "title": _title(runs),
-        "runs": runs,
-        "differences": differences([run["settings"] for run in runs]),
-    }
+    beside = together(runs)
+    first = first_screen(runs)
+    return {"kind": "report", "title": _title(runs), "runs": runs, "first": first, **beside}
 
 
 def _still(records: Sequence[RunRecord]) -> Iterator[dict[str, Any]]:
@@ -73,8 +82,7 @@ def page(view: dict[str, Any]) -> str:
     """The HTML of a view. Scripts and styles are allowed by their hash only, so that nothing else
     can run or be fetched.
     """
-    scripts = [static("uPlot.iife.min.js"), static("view.js")]
-    style = static("uPlot.min.css") + static("view.css")
+    scripts, style = [static(name) for name in SCRIPTS], styles()
     policy = (
         "default-src 'none'; img-src data:; base-uri 'none'; form-action 'none'; "
         f"script-src {' '.join(map(_hash, scripts))}; style-src {_hash(style)}"
@@ -97,6 +105,10 @@ def as_script_data(view: Any) -> str:
         .replace("&", "\\u0026")
         .replace("\u2028", "\\u2028")
     )
+
+
+def styles() -> str:
+    return static("uPlot.min.css") + style_sheet() + static("view.css")
 
 
 def static(name: str) -> str:

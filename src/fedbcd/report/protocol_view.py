@@ -11,22 +11,35 @@ import numpy.typing as npt
 from fedbcd.record.timeline import Timeline
 
 Floats = npt.NDArray[np.float64]
-MOST_PHASES = 40_000  # in a page
-MOST_VISITS_SHOWN = 60_000
-BINS = 400  # of an overview, where there are more phases than that
+MOST_PHASES = 4_000  # in a page; of a longer run the longest rounds and the last ones are kept
+LONGEST, AROUND, LAST = 5, 8, 50  # rounds: how many longest, with how many beside each; the last
+MOST_VISITS_SHOWN = 12_000
+POINTS = 100  # of the pace of a run
+# of an overview of the rest: at most so many of a server, and of all; of all for each phase shown
+BINS, CELLS, PER_PHASE, FEWEST_BINS = 400, 10_000, 20, 20
 
 
 def timeline_view(
     timeline: Timeline, begin: float = 0.0, end: float | None = None, most: int = MOST_PHASES
 ) -> dict[str, Any]:
-    """The protocol between two times: phases, visits and mixes in columns; of more than `most`
-    phases the latest, shares for the rest.
+    """The protocol between two times: phases, visits and mixes in columns. Of more than `most`
+    phases, those of the stretches that are `known`; for the rest an overview, shares in percent.
     """
     stop = timeline.now if end is None else end
     phases = timeline.phases
     opened, released = _floats(phases.opened), _floats(phases.released)
-    chosen = np.flatnonzero((opened <= stop) & ((released >= begin) | (released < 0)))
-    shown = chosen[-most:] if most else chosen
+    released = np.where(released < 0, np.inf, released)
+    chosen = np.flatnonzero((opened <= stop) & (released >= begin))
+    known = [(begin, stop)]
+    if len(chosen) > most:
+        known = _stretches(timeline, begin, stop)
+        within = [(opened[chosen] <= b) & (released[chosen] >= a) for a, b in known]
+        shown = chosen[np.logical_or.reduce(within)] if known else chosen[-most:]
+        if len(shown) > most:
+            shown = shown[-most:]
+            known = [(float(opened[shown[0]]), stop)]
+    else:
+        shown = chosen
     columns = {
         name: _picked(getattr(phases, name), shown) for name in ("server", "round", "last_device")
     }
@@ -40,10 +53,31 @@ def timeline_view(
         "end": stop,
         "phases": columns | times,
         "visits": _visits(timeline, shown),
-        "mixes": _mixes(timeline, begin, stop, most),
+        "mixes": _mixes(timeline, known),
         "total_phases": len(chosen),
-        "overview": _overview(timeline, begin, stop) if len(chosen) > len(shown) else None,
+        "known": [[round(a, 4), round(b, 4)] for a, b in known],
+        "overview": None
+        if len(chosen) == len(shown)
+        else _overview(timeline, begin, stop, min(CELLS, PER_PHASE * most)),
     }
+
+
+def _stretches(timeline: Timeline, begin: float, end: float) -> list[tuple[float, float]]:
+    """The times of the longest rounds between these, with those beside them, and of the last."""
+    time = _floats(timeline.mixes.time)
+    first, stop = int(np.searchsorted(time, begin)), int(np.searchsorted(time, end, side="right"))
+    lengths = np.diff(time[first:stop], prepend=begin)
+    wanted = np.argsort(lengths, kind="stable")[::-1][:LONGEST]
+    pieces = [(k - AROUND, k + AROUND) for k in wanted] + [(len(lengths) - LAST, len(lengths))]
+    found: list[tuple[float, float]] = []
+    for low, high in sorted(pieces):
+        a = begin if low <= 0 else float(time[first + low - 1])
+        b = end if high >= len(lengths) else float(time[first + high])
+        if found and a <= found[-1][1]:
+            found[-1] = (found[-1][0], max(b, found[-1][1]))
+        else:
+            found.append((a, b))
+    return found
 
 
 def _visits(timeline: Timeline, shown: npt.NDArray[np.int64]) -> dict[str, list[float]]:
@@ -62,31 +96,35 @@ def _visits(timeline: Timeline, shown: npt.NDArray[np.int64]) -> dict[str, list[
     return found
 
 
-def _mixes(timeline: Timeline, begin: float, end: float, most: int) -> dict[str, Any]:
+def _mixes(timeline: Timeline, known: list[tuple[float, float]]) -> dict[str, Any]:
     time = _floats(timeline.mixes.time)
-    first, stop = int(np.searchsorted(time, begin)), int(np.searchsorted(time, end, side="right"))
-    first = max(first, stop - most)
+    within = [(time >= a) & (time <= b) for a, b in known]
+    places = np.flatnonzero(np.logical_or.reduce(within)) if within else np.arange(0)
     return {
-        "round": list(range(first, stop)),
-        "time": _short(time[first:stop]),
-        "servers": [timeline.mixes.members(k) for k in range(first, stop)],
+        "round": places.tolist(),
+        "time": _short(time[places]),
+        "servers": [timeline.mixes.members(int(k)) for k in places],
     }
 
 
-def _overview(timeline: Timeline, begin: float, end: float) -> dict[str, Any]:
+def _overview(timeline: Timeline, begin: float, end: float, cells: int) -> dict[str, Any]:
     """Per server and bin of time: which share of it was response and update, and which waiting."""
     phases = timeline.phases
     server, opened, ended = np.asarray(phases.server), _floats(phases.opened), _floats(phases.ended)
     released = _floats(phases.released)
     ended = np.where(ended < 0, timeline.now, ended)
     released = np.where(released < 0, timeline.now, released)
-    edges = np.linspace(begin, max(end, begin + 1e-9), BINS + 1)
-    width = edges[1] - edges[0]
-    collecting, waiting = [], []
-    for n in range(max(timeline.servers, default=-1) + 1):
+    servers = max(timeline.servers, default=-1) + 1
+    bins = max(FEWEST_BINS, min(BINS, cells // max(1, servers)))
+    edges = np.linspace(begin, max(end, begin + 1e-9), bins + 1)
+    percent = 100 / (edges[1] - edges[0])
+    collecting: list[list[int]] = []
+    waiting: list[list[int]] = []
+    for n in range(servers):
         mine = server == n
-        collecting.append((_share(opened[mine], ended[mine], edges) / width).round(3).tolist())
-        waiting.append((_share(ended[mine], released[mine], edges) / width).round(3).tolist())
+        for found, begins, ends in ((collecting, opened, ended), (waiting, ended, released)):
+            shares = percent * _share(begins[mine], ends[mine], edges)
+            found.append(shares.round().astype(int).tolist())
     return {"begin": begin, "end": end, "collecting": collecting, "waiting": waiting}
 
 
@@ -158,8 +196,15 @@ def round_lengths(timeline: Timeline) -> dict[str, Any] | None:
         "mean": float(lengths.mean()),
         "median": float(np.median(lengths)),
         "high": float(np.quantile(lengths, 0.95)),
+        "pace": _pace(time),
         "longest": [_why(timeline, int(k), float(lengths[k])) for k in longest],
     }
+
+
+def _pace(time: Floats) -> dict[str, Any]:
+    """How many rounds had been done when, thinned."""
+    places = np.unique(np.linspace(0, len(time) - 1, min(len(time), POINTS)).round().astype(int))
+    return {"time": [0.0, *_short(time[places])], "done": [0, *(places + 1).tolist()]}
 
 
 def _why(timeline: Timeline, round_: int, length: float) -> dict[str, Any]:

@@ -4,6 +4,7 @@ head is read.
 
 import json
 import math
+import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -52,11 +53,22 @@ def find_runs(paths: Sequence[Path]) -> list[Path]:
         inside = [path] if (path / LOG).exists() else _below(path)
         if not inside:
             raise RecordError(
-                f"{path} holds no run: there is no {LOG} in it or in its folders; give a folder"
-                " that 'fedbcd run' has made"
+                f"{path} {_instead(path)}: there is no {LOG} in it or in its folders; give a folder"
+                f" that 'fedbcd run' has made (fedbcd run --out {shlex.quote(str(path))}-run makes"
+                " one)"
             )
         found += [folder for folder in inside if folder not in found]
     return found
+
+
+def _instead(path: Path) -> str:
+    """What a path is that holds no run."""
+    if not path.exists():
+        return "does not exist, so it holds no run"
+    if not path.is_dir():
+        return "is a file and no folder of a run, so it holds no run"
+    some = sorted(each.name for each in path.iterdir())[:3]
+    return f"holds {', '.join(some)}, but it holds no run" if some else "is empty and holds no run"
 
 
 def _below(path: Path) -> list[Path]:

@@ -7,17 +7,22 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fedbcd.record.names import DEPLOY, JOB
+from fedbcd.record.names import DEPLOY, FAILURE, JOB
 from fedbcd.record.runfolder import is_at_work
 from fedbcd.record.timeline import Timeline
+
+MOST = 500  # characters of a failure that are shown
 
 
 @dataclass(frozen=True)
 class RunStanding:
-    """A word, `finished`, `running` or `stopped`, and a sentence."""
+    """A word, `finished`, `running`, `failed` or `stopped`; a sentence; and the command that goes
+    on, or tells why not.
+    """
 
     state: str
     words: str
+    command: str = ""
 
 
 def standing(folder: Path, timeline: Timeline | None, job: dict[str, Any]) -> RunStanding:
@@ -27,7 +32,24 @@ def standing(folder: Path, timeline: Timeline | None, job: dict[str, Any]) -> Ru
     place = _place(timeline, job)
     if is_at_work(folder):
         return RunStanding("running", place)
-    return RunStanding("stopped", f"stopped at {place}; go on with {_way_on(folder)}")
+    failure = _failure(folder)
+    if failure:
+        return RunStanding("failed", f"failed at {place}: {failure}", _check(folder))
+    command = way_on(folder)
+    return RunStanding("stopped", f"stopped at {place}; go on with {command}", command)
+
+
+def _failure(folder: Path) -> str:
+    try:
+        return (folder / FAILURE).read_text(encoding="utf-8", errors="replace")[:MOST].strip()
+    except OSError:
+        return ""
+
+
+def _check(folder: Path) -> str:
+    """The command that tells whether the steps of a run that failed can work at all."""
+    job = job_file(folder)
+    return "" if job is None else f"fedbcd check {shlex.quote(str(job))}"
 
 
 def _place(timeline: Timeline | None, job: dict[str, Any]) -> str:
@@ -42,12 +64,18 @@ def _place(timeline: Timeline | None, job: dict[str, Any]) -> str:
     return f"round {rounds}" + (f" of {goal}" if goal else "")
 
 
-def _way_on(folder: Path) -> str:
+def job_file(folder: Path) -> Path | None:
+    """Of the run in this folder; several runs of one job lie in its folder."""
+    found = (place / JOB for place in (folder.parent, folder))
+    return next((path for path in found if path.is_file()), None)
+
+
+def way_on(folder: Path, rounds: int = 0) -> str:
+    """The command that goes on, up to so many rounds where that is said."""
     if (folder / DEPLOY).is_file():
         return f"fedbcd up --resume --out {shlex.quote(str(folder))}"
-    whole = (
-        folder.parent if (folder.parent / JOB).is_file() else folder
-    )  # several runs of one job lie in its folder
-    if (whole / JOB).is_file():
-        return f"fedbcd run --resume --out {shlex.quote(str(whole))}"
-    return f"train(..., out={str(folder)!r}, resume=True)"
+    job, more = job_file(folder), f" --rounds {rounds}" if rounds else ""
+    if job is not None:
+        return f"fedbcd run --resume{more} --out {shlex.quote(str(job.parent))}"
+    more = f"rounds={rounds}, " if rounds else ""
+    return f"train(..., {more}out={str(folder)!r}, resume=True)"

@@ -13,6 +13,7 @@ import numpy as np
 
 from fedbcd.data.measure import measure_in
 from fedbcd.describe import flat
+from fedbcd.palette import as_plain, looks_of
 from fedbcd.planner.slowest import lonely, slowest
 from fedbcd.record.history import (
     ACCURACY,
@@ -38,11 +39,14 @@ from fedbcd.report.protocol_view import (
     timeline_view,
 )
 from fedbcd.report.runs import Extras, read_extras
-from fedbcd.report.standing import RunStanding, standing
+from fedbcd.report.standing import RunStanding, job_file, standing
 
 MOST_POINTS = 1_000  # of a curve
 MOST_ROWS = 200  # of a picture of the split
+ENDED = ("stopped", "failed")  # states of runs that have no end
 WORST = 10  # devices that are named
+MOST_PAIRS = 300  # devices that are drawn one by one
+SHARES = ("accuracy", "f1", "recall", "precision")  # measures that people read in percent
 
 
 @dataclass
@@ -53,6 +57,7 @@ class RunRecord:
     timeline: Timeline | None
     extras: Extras
     notices: tuple[str, ...] = ()
+    damage: str = ""  # what is wrong with its log
 
     @cached_property
     def header(self) -> dict[str, Any]:
@@ -116,12 +121,13 @@ def read_run(folder: Path) -> RunRecord:
 
 def record_of(folder: Path, follower: LogFollower, extras: Extras) -> RunRecord:
     """What a follower has read so far, with what lies beside the log."""
-    notices = [follower.notice] if follower.notice else []
-    if follower.timeline is None and not notices:
-        notices.append(
+    damage = follower.notice or ""
+    if follower.timeline is None and not damage:
+        damage = (
             f"{follower.path} has no whole line yet: the run has just begun, or was killed at once"
         )
-    return RunRecord(folder, follower.timeline, extras, (*notices, *extras.notices))
+    notices = (damage, *extras.notices) if damage else extras.notices
+    return RunRecord(folder, follower.timeline, extras, notices, damage)
 
 
 def standing_of(record: RunRecord) -> RunStanding:
@@ -148,7 +154,10 @@ def run_view(
         "folder": str(record.folder),
         "seed": record.seed,
         "group": record.group,
-        "notices": [*record.notices, *([stands.words] if stands.state == "stopped" else [])],
+        "notices": [*record.notices, *([stands.words] if stands.state in ENDED else [])],
+        "damage": record.damage,
+        "way_on": stands.command,
+        "job_file": str(job_file(record.folder) or ""),
         "settings": settings_in(record.job),
         "environment": extras.environment,
         "summary": summary(record) | {"state": stands.state, "standing": stands.words},
@@ -197,6 +206,10 @@ def summary(record: RunRecord) -> dict[str, Any]:
         **{each: _number(history.scores(each)[-1]) if history else None for each in ENDS},
         "measure": measure_in(record.identity),
         "metric": history.first_measure,
+        "better": history.measures.get(history.first_measure, "higher"),
+        "unit": unit_of(history.first_measure),
+        "own": has_personal_models(record.identity),
+        "time": "seconds" if (record.folder / DEPLOY).is_file() else "virtual",
         "seconds": found.get("seconds"),
         "evaluation_share": found.get("evaluation_share"),
         "certificates": _certificates(record),
@@ -289,9 +302,15 @@ def curves(record: RunRecord) -> dict[str, list[float | None]]:
 def measures_in(history: History) -> list[dict[str, str]]:
     """Each measure: its name, which is better, and the columns that a page draws."""
     return [
-        {"name": in_words(name), "better": better} | {each: column_of(each, name) for each in ENDS}
+        {"name": in_words(name), "better": better, "unit": unit_of(name)}
+        | {each: column_of(each, name) for each in ENDS}
         for name, better in history.measures.items()
     ]
+
+
+def unit_of(measure: str) -> str:
+    """How people read it: `share`, in percent, or as it is."""
+    return "share" if measure in SHARES or measure.endswith("_accuracy") else ""
 
 
 def _thinned(history: History) -> History:
@@ -362,30 +381,51 @@ def personal_view(
         "histogram": _histogram(scores, min(0.0, scores.min()), max(1.0, scores.max()), 40),
         "worst": [_device_row(extras, homes, devices[k], against) for k in order[:WORST]],
         "gain": None,
+        "pairs": _pairs([devices[k] for k in order], extras, homes, against),
     }
     compared = [device for device in devices if device in against]
     if compared:
-        gains = np.array([sign * (extras.personal[d] - against[d]) for d in compared])
-        ranked = np.argsort(gains, kind="stable")
-        view["gain"] = {
-            "against": None if baseline is None else baseline.name,
-            "better": int((gains > 0).sum()),
-            "same": int((gains == 0).sum()),
-            "worse": int((gains < 0).sum()),
-            "mean": float(gains.mean()),
-            "histogram": _histogram(gains, -1.0, 1.0, 80),
-            "losers": [
-                _device_row(extras, homes, compared[k], against)
-                for k in ranked[:WORST]
-                if gains[k] < 0
-            ],
-            "winners": [
-                _device_row(extras, homes, compared[k], against)
-                for k in ranked[::-1][:WORST]
-                if gains[k] > 0
-            ],
-        }
+        name = None if baseline is None else baseline.name
+        view["gain"] = _gain(extras, homes, compared, against) | {"against": name}
     return view
+
+
+def _gain(
+    extras: Extras, homes: dict[int, int], compared: list[int], against: dict[int, float]
+) -> dict[str, Any]:
+    """Who gains and who loses by a model of its own."""
+    sign = -1 if extras.judged[1] == "lower" else 1
+    gains = np.array([sign * (extras.personal[d] - against[d]) for d in compared])
+    ranked = np.argsort(gains, kind="stable")
+    losing = [compared[k] for k in ranked[:WORST] if gains[k] < 0]
+    winning = [compared[k] for k in ranked[::-1][:WORST] if gains[k] > 0]
+    return {
+        "better": int((gains > 0).sum()),
+        "same": int((gains == 0).sum()),
+        "worse": int((gains < 0).sum()),
+        "mean": float(gains.mean()),
+        "histogram": _histogram(gains, -1.0, 1.0, 80),
+        "losers": [_device_row(extras, homes, device, against) for device in losing],
+        "winners": [_device_row(extras, homes, device, against) for device in winning],
+    }
+
+
+def _pairs(
+    ranked: list[int], extras: Extras, homes: dict[int, int], against: dict[int, float]
+) -> dict[str, Any]:
+    """What devices score by their own model and by the other, in order from the worst; of many
+    devices every so manieth.
+    """
+    places = np.linspace(0, len(ranked) - 1, min(len(ranked), MOST_PAIRS)).round().astype(int)
+    shown = [ranked[k] for k in np.unique(places)]
+    other = [against[device] for device in shown if device in against]
+    return {
+        "all": len(ranked),
+        "device": shown,
+        "server": [homes.get(device) for device in shown],
+        "own": [round(extras.personal[device], 4) for device in shown],
+        "other": [round(v, 4) for v in other] if len(other) == len(shown) else None,
+    }
 
 
 def _device_row(
@@ -479,6 +519,20 @@ def differences(settings: Iterable[list[tuple[str, str]]]) -> list[dict[str, Any
     keys = list(dict.fromkeys(key for table in tables for key in table))
     rows = [{"key": key, "values": [table.get(key) for table in tables]} for key in keys]
     return [row for row in rows if len(set(row["values"])) > 1 and row["key"] != "title"]
+
+
+def together(runs: list[dict[str, Any]]) -> dict[str, Any]:
+    """What is said of runs beside each other: in which settings they differ, and how they look."""
+    found = differences([run["settings"] for run in runs])
+    groups = {run["group"]: run["summary"]["algorithm"] for run in runs}
+    looks = dict(zip(groups, looks_of([*groups.values()]), strict=True))
+    for place, run in enumerate(runs):
+        told = [f"{row['key'].rpartition('.')[2]} {row['values'][place]}" for row in found]
+        run["differs"] = ", ".join(told)
+    return {
+        "differences": found,
+        "looks": {run["key"]: as_plain(looks[run["group"]]) for run in runs},
+    }
 
 
 def _number(value: float) -> float | None:

@@ -18,9 +18,9 @@ from fedbcd.algorithm import draws
 from fedbcd.algorithm.method import Method
 from fedbcd.protocol.clouds import AsyncCloud, Cloud, SyncCloud
 from fedbcd.schedule.availability import at_server
+from fedbcd.schedule.effort import Effort
 from fedbcd.schedule.events import Schedule, places_of_smallest
 from fedbcd.schedule.times import Times, why_events
-from fedbcd.schedule.work import WorkDone
 
 Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
@@ -100,12 +100,12 @@ class Outline:
         servers: Sequence[Sequence[int]],
         schedule: Schedule,
         cloud: Cloud,
-        done: WorkDone | None = None,
+        done: Effort | None = None,
     ) -> None:
         self.now = 0.0
         self.round = 0
         self.activations = 0
-        self.done = done or WorkDone()
+        self.done = done or Effort()
         self._schedule = schedule
         self._times = Times(schedule.clock, schedule.seed, servers, schedule.sent)
         self._members = np.sort(np.array(servers, dtype=np.int64), axis=1)  # (V, M)

@@ -18,7 +18,8 @@ from fedbcd.protocol.messages import (
 )
 from fedbcd.record.eventlog import LogReader, Transition
 from fedbcd.schedule.driver import Driver, Machines
-from fedbcd.schedule.work import Reader, Round, WorkDone
+from fedbcd.schedule.effort import Effort
+from fedbcd.schedule.work import Reader, Round
 
 # nothing brings them about
 BEGINNINGS = (Woke, Trained, Failed, OfflineDue, OfflineTrained, DeviceJoined, DeviceLeft)
@@ -57,7 +58,7 @@ class LogRounds:
         return self.machines.coordinator.round > self._round and self._reader.is_settled
 
     @property
-    def done(self) -> WorkDone:
+    def done(self) -> Effort:
         """What devices have done so far."""
         return self._reader.done
 

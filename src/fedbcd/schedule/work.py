@@ -8,17 +8,20 @@ from collections import Counter
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
-import torch
-
-from fedbcd.algorithm.cloud import check_doubly_stochastic
-from fedbcd.algorithm.method import Method
-from fedbcd.algorithm.plan import gradients_of
-from fedbcd.config import convert
-from fedbcd.errors import ConfigError
-from fedbcd.own import calling, is_own
 from fedbcd.protocol import messages as m
-from fedbcd.protocol.clouds import Cloud, Weights
+from fedbcd.protocol.clouds import Cloud
 from fedbcd.protocol.messages import Actor, ModelRef
+from fedbcd.schedule.changes import (
+    Accept,
+    Admit,
+    CountNobody,
+    Dismiss,
+    Recall,
+    Recount,
+    Restore,
+)
+from fedbcd.schedule.effort import Effort
+from fedbcd.schedule.mixing import weights_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,39 +103,6 @@ class Adopt:
 
 
 @dataclass(frozen=True, slots=True)
-class Admit:
-    """A device joins, or comes back, and begins at `model`."""
-
-    server: int
-    device: int
-    model: ModelRef
-
-
-@dataclass(frozen=True, slots=True)
-class Dismiss:
-    """A device leaves; `anew`: the sum is formed from those who are left."""
-
-    server: int
-    device: int
-    anew: bool
-
-
-@dataclass(frozen=True, slots=True)
-class Accept:
-    """A server has an upload for good; only of devices that will be restored."""
-
-    device: int
-
-
-@dataclass(frozen=True, slots=True)
-class Restore:
-    """A device that lost its memory starts again from what its server accepted last, `model`."""
-
-    device: int
-    model: ModelRef
-
-
-@dataclass(frozen=True, slots=True)
 class Forget:
     """Nobody will read these models again."""
 
@@ -150,6 +120,9 @@ Instruction = (
     | Adopt
     | Admit
     | Dismiss
+    | CountNobody
+    | Recall
+    | Recount
     | Accept
     | Restore
     | Forget
@@ -176,32 +149,6 @@ class Round:
         }
 
 
-class WorkDone:
-    """Gradient steps that devices have taken so far, in sessions that have ended, and samples in
-    their mini-batches.
-    """
-
-    def __init__(self, method: Method | None = None, sizes: Sequence[int] = ()) -> None:
-        """Of a method on devices with so many samples; without one, nothing is counted."""
-        self.gradient_steps = self.samples = 0
-        self._method, self._sizes = method, sizes
-        self._known: dict[tuple[int, bool], int] = {}  # gradients of a session
-
-    def add(self, devices: Sequence[int], steps: int, *, offline: bool) -> None:
-        """A session of each of these devices."""
-        if self._method is None:
-            return
-        key = (steps, offline)
-        if key not in self._known:
-            plan = self._method.offline if offline else self._method.plan
-            self._known[key] = gradients_of(plan, steps)
-        gradients, batch = self._known[key], self._method.batch
-        self.gradient_steps += gradients * len(devices)
-        self.samples += gradients * (
-            sum(self._sizes[i] for i in devices) if batch == "all" else batch * len(devices)
-        )
-
-
 class Reader:
     """Turns transitions into instructions; it is shown every transition of its actors, in order.
 
@@ -216,13 +163,13 @@ class Reader:
         servers: int,
         remember: Collection[int] = (),
         undone: Collection[tuple[int, int]] = (),
-        done: WorkDone | None = None,
+        done: Effort | None = None,
     ) -> None:
         """`remember`: devices that will be restored. `undone`: activations, (device, number), that
         come to nothing, so they are not computed.
         """
         self.held = first_models(cloud, servers)  # the model of each server
-        self.done = done or WorkDone()
+        self.done = done or Effort()
         self.absent: set[int] = set()  # devices that have left and not come back
         self._cloud, self._remember, self._undone = cloud, remember, undone
         self._models = set(self.held)
@@ -231,6 +178,7 @@ class Reader:
         self._begun: dict[int, ModelRef] = {}  # device -> what its latest activation began from
         self._awaited: Counter[ModelRef] = Counter()  # w_n -> servers that have not stepped from it
         self._incarnation: dict[int, int] = {}
+        self._lost: set[ModelRef] = set()  # made by a generation that is over; who uses them?
         self._sessions: list[Session] = []
         self._uploads: list[tuple[int, int, int]] = []
         self._work: list[Instruction] = []
@@ -250,6 +198,12 @@ class Reader:
                 self._incarnation[number] = event.incarnation
                 self._at_work.pop(number, None)
                 self._due(Restore(number, event.model))
+            case m.Recalled():
+                if event.incarnation > self._incarnation.get(number, 0):
+                    self._incarnation[number] = event.incarnation
+                    self._at_work.pop(number, None)
+                if commands:  # it brings what it has, perhaps once more
+                    self._due(Recall(number))
         for command in commands:
             if isinstance(command, m.Send):
                 self._sent(number, event, command)
@@ -323,6 +277,12 @@ class Reader:
                 self._models.add(command.result)
                 self._stepped_from(command.mixed)
                 self._hold(number, command.result)
+            case m.StepLost():
+                self._check(command.mixed)
+                alone = command.mixed not in self._awaited
+                self._due(Step(number, command.mixed, command.result, alone))
+                self._models.add(command.result)
+                self._lost.add(command.result)
             case m.StepGlobal():
                 self._check(command.model)
                 self._due(StepGlobal(command.iterations, command.model, command.result))
@@ -331,6 +291,15 @@ class Reader:
                 self._check(command.model)
                 self._work.append(Adopt(number, command.model))
                 self._hold(number, command.model)
+            case _:
+                self._members_change(number, command)
+
+    def _members_change(self, number: int, command: m.Command) -> None:
+        match command:
+            case m.CountNobody():
+                self._due(CountNobody(number))
+            case m.Recount():
+                self._due(Recount(number, command.device))
             case m.Admit():
                 self._check(command.model)
                 self.absent.discard(command.device)
@@ -359,7 +328,7 @@ class Reader:
 
     def _hold(self, server: int, model: ModelRef) -> None:
         self.held[server] = model
-        needed = {*self.held}
+        needed = {*self.held} | self._lost
         needed |= {work.model for work in self._at_work.values()}
         needed |= {granted.model for granted in self._granted.values()}
         needed |= {session.model for session in self._sessions if session.model is not None}
@@ -388,28 +357,6 @@ class Reader:
         if self._uploads:
             self._work.append(Count(tuple(self._uploads)))
         self._sessions, self._uploads = [], []
-
-
-def weights_of(cloud: Cloud, round_: int, servers: Sequence[int]) -> Weights | None:
-    """a_nm of a mix; of somebody else's cloud checked, whatever the round."""
-    if not is_own(type(cloud)):
-        return cloud.weights(round_, servers)
-    where = f"cloud={cloud!r:.80}: weights({round_}, {servers!r:.40})"
-    with calling("{} fails", where, remedy="it takes a round and the servers of its mix"):
-        given = cloud.weights(round_, servers)
-    if given is None:
-        return None
-    weights: Weights = convert(given, tuple[tuple[float, ...], ...], where)
-    if {len(row) for row in weights} | {len(weights)} != {len(servers)}:
-        raise ConfigError(
-            f"{where} has rows of {[len(row) for row in weights]} numbers; {len(servers)} servers"
-            f" need {len(servers)} rows of {len(servers)}"
-        )
-    try:
-        check_doubly_stochastic(torch.tensor(weights, dtype=torch.float64))
-    except ConfigError as error:
-        raise ConfigError(f"{where}: {error}") from None
-    return weights
 
 
 def first_models(cloud: Cloud, servers: int) -> list[ModelRef]:

@@ -122,7 +122,7 @@ class ChainSessions(NamedTuple):
     positions_NKR: Tensor | None = None
 
 
-class Models(NamedTuple):
+class ModelRows(NamedTuple):
     """Where the models of some devices are, and where they are to be. All float32, no gaps within a
     row.
     """
@@ -248,7 +248,7 @@ class ChainTrainer(_OfChain):
 
     def train(
         self,
-        models: Models,
+        models: ModelRows,
         sessions: ChainSessions,
         anchor_NP: Tensor | None,
         penalty_N: Tensor,

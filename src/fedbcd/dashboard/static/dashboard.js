@@ -126,6 +126,17 @@
       if (plan && JSON.stringify(plan) !== JSON.stringify(plans.get(run.key))) { plans.set(run.key, plan); showPlans(app.view); app.refresh(["plan"]); }
     }
   }
+  // An answer names what is as it was; `before` is the view that it was before.
+  function filled(part, before) {
+    const { same, grown, ...found } = part;
+    for (const name of same || []) found[name] = before[name];
+    for (const [name, rows] of Object.entries(grown || {})) found[name] = Object.fromEntries(Object.entries(rows).map(([column, more]) => [column, [...before[name][column], ...more]]));
+    return found;
+  }
+  function whole(answer, before) {
+    const runs = answer.runs.map((run) => (run.same ? filled(run, before.runs.find((one) => one.key === run.key)) : run));
+    return { ...filled(answer, before), runs };
+  }
   let timer = 0, asking = false, trouble = false, ticks = 0;
   async function tick(now) {
     if (asking) { if (now) again(50); return; }
@@ -135,8 +146,9 @@
       if (picked === null || ticks % 5 === 0) list = await get("api/runs");
       if (picked === null) picked = firstPick(list);
       ticks += 1;
-      const view = await get("api/view", { runs: picked.join(","), version });
-      if (view) {
+      const answer = await get("api/view", { runs: picked.join(","), version });
+      if (answer) {
+        const view = whole(answer, app && app.view);
         version = view.version;
         const unread = view.runs.reduce((sum, run) => sum + run.unread, 0);
         if (unread > 4096) { view.notices = [...(view.notices || []), `reading: ${bytes(unread)} of logs to go`]; wait = 50; }

@@ -435,6 +435,9 @@ class RemoteContributions:
     def restore(self, device: int) -> None:
         raise AssertionError(f"device {device} cannot have lost its memory")
 
+    def recall(self, device: int) -> None:
+        raise AssertionError(f"the server of device {device} cannot have lost its memory")
+
 
 class RemoteDevices:
     """Personal models, training and sums over devices are in the actors."""

@@ -38,14 +38,20 @@ from fedbcd.record import tensorfile
 from fedbcd.record.eventlog import decode as decode_event, encode as encode_event
 
 try:
-    from fedbcd.engines.deploy.links.fedbcd_pb2 import Chunk, Frame, Message, Notice as NoticeFrame
+    from fedbcd.engines.deploy.links.fedbcd_pb2 import (
+        Chunk,
+        Frame,
+        Message,
+        Notice as NoticeFrame,
+        Part,
+    )
 except ImportError as missing:
     raise MissingExtra(missing.name or "protobuf") from None
 
-CHUNK_BYTES = (
-    1 << 17
-)  # small enough for a slow line to show that it is alive; larger ones are a little faster
+CHUNK_BYTES = 1 << 17  # of a letter, at most; what is sent at a time follows the line
+LEAST_CHUNK = 1 << 14  # beside the last: a slow line shows that it is alive
 EVENT_BYTES = 4096
+JOURNAL_BYTES = 1 << 17  # of a report, beside that
 HEADER_BYTES = 1024  # of the safetensors file
 WIRE_DTYPES = {code: tensorfile.DTYPES[code] for code in ("F32", "F64", "I32")}  # that may travel
 NOTICES: dict[str, Any] = {
@@ -125,27 +131,69 @@ class WireLimits:
 
 # ------------------------------------------------------------------------------------------------
 # sending
-def encode(letter: Letter, number: int = 0) -> Iterator[Frame]:
-    """The frames of a letter, made one at a time: beyond the model itself, memory for one chunk is
-    taken.
-    """
-    event = json.dumps(encode_event(letter.event), separators=(",", ":")).encode()
-    if letter.model is None:
-        yield Frame(message=Message(number=number, event=event, clock=letter.clock))
-        return
-    header = tensorfile.file_head({str(getattr(letter.event, "model", "")): letter.model})
-    body = tensorfile.values_of(letter.model)
-    total = len(header) + len(body)
-    yield Frame(message=Message(number=number, event=event, clock=letter.clock, bytes=total))
-    digest = hashlib.sha256()
-    for start in range(0, total, CHUNK_BYTES):
-        stop = min(start + CHUNK_BYTES, total)
-        data = header[start:stop] + body[max(start - len(header), 0) : stop - len(header)].tobytes()
-        digest.update(data)
-        last = digest.digest() if stop == total else b""
-        yield Frame(
-            chunk=Chunk(number=number, offset=start, data=data, crc=zlib.crc32(data), digest=last)
+class Parcel:
+    """A letter on its way out; beyond the model itself, memory for one chunk is taken."""
+
+    def __init__(self, letter: Letter, number: int = 0) -> None:
+        self.letter = letter
+        self.number = number
+        self._event = json.dumps(encode_event(letter.event), separators=(",", ":")).encode()
+        self._header, self._body = b"", memoryview(b"")
+        if letter.model is not None:
+            self._header = tensorfile.file_head({str(letter.event.model): letter.model})  # type: ignore[attr-defined]
+            self._body = tensorfile.values_of(letter.model)
+        self.total = len(self._header) + len(self._body)
+        self.filled = self._offset = 0
+        self._digest = hashlib.sha256()
+
+    @property
+    def is_whole(self) -> bool:
+        return self.filled == self.total
+
+    def go_on_from(self, part: Part) -> None:
+        """Leave out what the receiver has, if that is the beginning of this letter."""
+        if part.event != self._event or not 0 < part.offset < part.bytes == self.total:
+            return
+        digest = hashlib.sha256()
+        for start in range(0, part.offset, CHUNK_BYTES):
+            digest.update(self._data(start, min(start + CHUNK_BYTES, part.offset)))
+        if digest.digest() == part.digest:
+            self.filled = self._offset = part.offset
+            self._digest = digest
+
+    def message(self) -> Frame:
+        return Frame(
+            message=Message(
+                number=self.number,
+                event=self._event,
+                clock=self.letter.clock,
+                bytes=self.total,
+                offset=self._offset,
+            )
         )
+
+    def chunk(self, size: int) -> Frame:
+        """The next part of the model, of at most so many bytes."""
+        start, stop = self.filled, min(self.filled + size, self.total)
+        data = self._data(start, stop)
+        self._digest.update(data)
+        self.filled = stop
+        last = self._digest.digest() if self.is_whole else b""
+        crc = zlib.crc32(data)
+        return Frame(chunk=Chunk(number=self.number, offset=start, data=data, crc=crc, digest=last))
+
+    def _data(self, start: int, stop: int) -> bytes:
+        head = len(self._header)
+        body = self._body[max(start - head, 0) : max(stop - head, 0)]
+        return self._header[start:stop] + bytes(body)
+
+
+def encode(letter: Letter, number: int = 0) -> Iterator[Frame]:
+    """The frames of a letter, made one at a time."""
+    parcel = Parcel(letter, number)
+    yield parcel.message()
+    while not parcel.is_whole:
+        yield parcel.chunk(CHUNK_BYTES)
 
 
 # ------------------------------------------------------------------------------------------------
@@ -170,16 +218,27 @@ def decode(frames: Iterable[Frame], limits: WireLimits, sender: Actor, to: Actor
 class Assembler:
     """Puts the letters of one peer together, at most one at a time."""
 
-    def __init__(self, sender: Actor, to: Actor, limits: WireLimits) -> None:
+    def __init__(
+        self, sender: Actor, to: Actor, limits: WireLimits, kept: "Arriving | None" = None
+    ) -> None:
+        """`kept` is what a connection that broke has brought of a letter."""
         self.sender = sender
         self.to = to
         self.limits = limits
-        self._parcel: _Parcel | None = None
+        self._kept = kept
+        self._parcel: Arriving | None = None
         self._passed_over: int | None = None
 
     @property
     def is_open(self) -> bool:
         return self._parcel is not None
+
+    def take(self) -> "Arriving | None":
+        """What is here of a letter; it goes on elsewhere."""
+        taken, self._parcel = self._parcel or self._kept, None
+        if taken is not None:
+            self._kept, self._passed_over = None, taken.message.number
+        return taken
 
     def pass_over(self, number: int) -> None:
         """Chunks of this letter are thrown away: it has been refused."""
@@ -200,7 +259,16 @@ class Assembler:
         if message.bytes == 0:
             return Letter(self.sender, self.to, event, None, message.clock)
         self._check_length(event, message.bytes)
-        self._parcel, self._passed_over = _Parcel(message, event, self.limits), None
+        kept, self._kept = self._kept, None
+        parcel = Arriving(message, event, self.limits)
+        if message.offset > 0:
+            if kept is None or not kept.goes_on_with(message):
+                raise Refused(
+                    "chunk",
+                    f"a letter goes on at byte {message.offset}, but not so much of it is here",
+                )
+            parcel, parcel.message = kept, message
+        self._parcel, self._passed_over = parcel, None
         return None
 
     def chunk(self, chunk: Chunk) -> Letter | None:
@@ -223,8 +291,10 @@ class Assembler:
         return Letter(self.sender, self.to, parcel.event, model, parcel.message.clock)
 
     def _event(self, raw: bytes) -> Event:
-        if len(raw) > EVENT_BYTES:
-            raise Refused("event", f"an event of {len(raw)} bytes exceeds {EVENT_BYTES}")
+        is_report = raw.startswith(b'{"ServerReady"')
+        most = EVENT_BYTES + JOURNAL_BYTES * is_report
+        if len(raw) > most:
+            raise Refused("event", f"an event of {len(raw)} bytes exceeds {most}")
         try:
             event = decode_event(json.loads(raw))
         except (ValueError, RecursionError, TypeError) as error:
@@ -302,7 +372,7 @@ _READ: Mapping[str, Callable[[Any], Any]] = {
 }
 
 
-class _Parcel:
+class Arriving:
     """A letter of which not all chunks are here yet."""
 
     def __init__(self, message: Message, event: Event, limits: WireLimits) -> None:
@@ -314,14 +384,28 @@ class _Parcel:
         self._model = torch.empty(0)
         self._header_bytes = 0
 
+    @property
+    def part(self) -> Part:
+        """What is here, for its sender."""
+        message = self.message
+        digest = self._digest.digest()
+        return Part(event=message.event, bytes=message.bytes, offset=self._filled, digest=digest)
+
+    def goes_on_with(self, message: Message) -> bool:
+        return (message.event, message.bytes, message.offset) == (
+            self.message.event,
+            self.message.bytes,
+            self._filled,
+        )
+
     def add(self, chunk: Chunk) -> Tensor | None:
         """Check a chunk and put it in its place; the model, once it is whole."""
         data, total = chunk.data, self.message.bytes
-        expected = min(CHUNK_BYTES, total - self._filled)
-        if chunk.offset != self._filled or len(data) != expected:
+        least, most = (min(size, total - self._filled) for size in (LEAST_CHUNK, CHUNK_BYTES))
+        if chunk.offset != self._filled or not least <= len(data) <= most:
             raise Refused(
                 "chunk",
-                f"a chunk of {len(data)} bytes at {chunk.offset} came; {expected} bytes at"
+                f"a chunk of {len(data)} bytes at {chunk.offset} came; {least} to {most} bytes at"
                 f" {self._filled} were due",
             )
         if zlib.crc32(data) != chunk.crc:

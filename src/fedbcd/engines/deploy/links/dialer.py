@@ -2,7 +2,8 @@
 
 A dialler reconnects for ever, with backoff and jitter, and looks the address up anew each time. If
 it is refused at the very first contact, it ends with the reason; later (a list was edited, a peer
-is being upgraded) it tries on.
+is being upgraded) it tries on. Where nobody answers it knocks again and again, so that it is back
+soon after the network is.
 """
 
 import asyncio
@@ -16,11 +17,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from fedbcd.engines.deploy.links.addresses import split_address
-from fedbcd.engines.deploy.links.connection import (
-    Closed,
-    Connection,
-    parse_text,
-)
+from fedbcd.engines.deploy.links.connection import Connection
 from fedbcd.engines.deploy.links.endpoint import (
     BROKEN,
     NEWEST,
@@ -28,10 +25,11 @@ from fedbcd.engines.deploy.links.endpoint import (
     SERVICE,
     LinkEnd,
     Peer,
+    part_of,
     software,
-    words,
 )
 from fedbcd.engines.deploy.links.fedbcd_pb2 import Frame, Hello, TensorShape
+from fedbcd.engines.deploy.links.reaching import explain, knock, silent
 from fedbcd.engines.deploy.links.refusals import (
     CredentialsError,
     MissingExtra,
@@ -39,6 +37,7 @@ from fedbcd.engines.deploy.links.refusals import (
     Replaced,
 )
 from fedbcd.engines.deploy.links.tls import Certificate, Credentials, Plain, check_plain, host_name
+from fedbcd.engines.deploy.links.traffic import Closed, parse_text
 from fedbcd.errors import Refused
 from fedbcd.protocol.messages import Actor
 
@@ -50,6 +49,10 @@ except ImportError as missing:
 PASSING = frozenset(
     {"not_admitted", "ahead"}
 )  # reasons that an operator does away with over there: an admission, the newest store
+
+AWAY_S = 3.0  # the longest pause while nobody accepts a connection; each attempt takes time as well
+TRIPS = 10  # of what a knock takes, for a connection with its handshakes
+SAID = 20  # sentences that are logged while it is not connected
 
 Addresses = Sequence[str] | Callable[[], Sequence[str]]
 UNREACHABLE: tuple[type[Exception], ...] = (TimeoutError, *BROKEN)
@@ -69,6 +72,10 @@ class Dialer(LinkEnd):
         self._was_welcome = False  # once: it was told something, or stayed a while
         self._since = math.inf  # when the connection began
         self._last_trouble = ""
+        self._said: set[str] = set()  # troubles, since it was connected
+        self._is_away = False  # nobody accepted a connection at the latest attempt
+        self._slow = 0  # attempts that took longer than they were given, in a row
+        self._hurry = asyncio.Event()
 
     async def run(self) -> None:
         """Connect, and again whenever the connection ends; until cancelled, or refused for good."""
@@ -79,39 +86,84 @@ class Dialer(LinkEnd):
             failures = 0
             while True:
                 lasted_s = await self._try_all()
-                low, high = self.options.backoff_s
-                failures = (
-                    0 if lasted_s > 10 * low else failures + 1
-                )  # a connection that breaks at once is a failure as well
-                await asyncio.sleep(
-                    min(high, low * 2.0 ** min(failures, 30)) * random.uniform(0.5, 1.0)
-                )
+                # a connection that breaks at once is a failure as well
+                long = lasted_s > 10 * self.options.backoff_s[0]
+                failures = 0 if long else failures + 1
+                if await self._pause(failures):
+                    failures = 0
         finally:
             if watcher is not None:
                 watcher.cancel()
+
+    def hurry(self) -> None:
+        """Try now, if it is to try again: somebody else has got through, so the peer may be there
+        as well.
+        """
+        self._hurry.set()
+
+    async def _pause(self, failures: int) -> bool:
+        """Before the next attempt; whether it was cut short."""
+        low, high = self.options.backoff_s
+        most = min(high, AWAY_S) if self._is_away else high
+        self._hurry.clear()
+        seconds = min(most, low * 2.0 ** min(failures, 30)) * random.uniform(0.5, 1.0)
+        waits = [
+            asyncio.ensure_future(wait) for wait in (asyncio.sleep(seconds), self._hurry.wait())
+        ]
+        try:
+            done, _ = await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+            for wait in done:
+                wait.result()
+        finally:
+            for wait in waits:
+                wait.cancel()
+        return self._hurry.is_set()
 
     async def _try_all(self) -> float:
         """Try each address until one answers, and hold that connection until it ends; the seconds
         that it lasted.
         """
-        self._since = math.inf
+        self._since, self._is_away = math.inf, False
         try:
-            for target in await self._targets():
-                try:
-                    self._judge(await self._connect(target))
+            for host, port in await self._targets():
+                if await self._try(host, port):
                     break
-                except UNREACHABLE as error:
-                    self._trouble(f"{self.peer} cannot be reached at {target}: {words(error)}")
-        except (
-            CredentialsError,
-            Refused,
-        ) as error:  # of our own certificate, or of what the listener says
+        # of our own certificate, or of what the listener says
+        except (CredentialsError, Refused) as error:
             self._trouble(str(error))
             if isinstance(error, Refused):
                 self._refusals.note(self.peer, error.reason, str(error))
             if not self._was_welcome:
                 raise RefusedForGood(str(error)) if isinstance(error, Refused) else error from None
         return self._lasted_s
+
+    async def _try(self, host: str, port: int) -> bool:
+        """Whether somebody has answered there."""
+        patience_s, began = self.options.gone_s, time.monotonic()
+        try:
+            near_s = await knock(host, port, patience_s)
+        except OSError as error:  # TimeoutError as well
+            waited_s = time.monotonic() - began
+            self._is_away = True
+            self._trouble(silent(self.peer, f"{host}:{port}", error, waited_s))
+            return False
+        self._is_away = False
+        # as long as the line takes, and longer each time that this was not enough
+        patience_s = max(patience_s, TRIPS * near_s) * 2.0 ** min(self._slow, 10)
+        try:
+            self._judge(await self._connect(_target(host, port), min(patience_s, self._most_s)))
+        except UNREACHABLE as error:
+            self._slow += isinstance(error, TimeoutError)
+            if self._since < math.inf:
+                self._trouble(f"the connection to {self.peer} has broken; is it the network?")
+                return True
+            self._trouble(await explain(host, port, self.me, self.peer, self._security, patience_s))
+            return False
+        return True
+
+    @property
+    def _most_s(self) -> float:
+        return max(self.options.connect_s, self.options.gone_s)
 
     @property
     def trouble(self) -> list[str]:
@@ -139,13 +191,14 @@ class Dialer(LinkEnd):
                 raise RefusedForGood(f"{self.peer} refuses {self.me}: {closed}")
 
     def _trouble(self, sentence: str) -> None:
-        if sentence != self._last_trouble:
-            self._last_trouble = sentence
+        self._last_trouble = sentence
+        if sentence not in self._said and len(self._said) < SAID:
+            self._said.add(sentence)
             self._log.warning("not_connected", peer=self.peer, sentence=sentence)
 
-    async def _targets(self) -> list[str]:
+    async def _targets(self) -> list[tuple[str, int]]:
         addresses = self._addresses() if callable(self._addresses) else self._addresses
-        found: list[str] = []
+        found: list[tuple[str, int]] = []
         for address in addresses:
             host, port = split_address(address)
             if isinstance(self._security, Plain):
@@ -155,12 +208,13 @@ class Dialer(LinkEnd):
                     host, port, type=socket.SOCK_STREAM
                 )
             except OSError as error:
+                self._is_away = True
                 self._trouble(f"the address {address} of {self.peer} cannot be looked up: {error}")
                 continue
-            found += [_target(info[4][0], port) for info in infos]
+            found += [(str(info[4][0]), port) for info in infos]
         return list(dict.fromkeys(found))
 
-    async def _connect(self, target: str) -> Closed:
+    async def _connect(self, target: str, patience_s: float) -> Closed:
         channel, own = self._channel(target)
         async with channel:
             call = channel.stream_stream(
@@ -172,7 +226,7 @@ class Dialer(LinkEnd):
                 return frame if isinstance(frame, Frame) else None  # EOF
 
             hello = self._hello()
-            async with asyncio.timeout(self.options.gone_s):
+            async with asyncio.timeout(patience_s):
                 await call.write(Frame(hello=hello))
                 answer = await read()
             if answer is None:
@@ -181,15 +235,12 @@ class Dialer(LinkEnd):
             if answer.HasField("refused"):
                 return Closed(answer.refused.reason, answer.refused.sentence, by_peer=True)
             certificate, about = self._check_welcome(answer, hello.nonce, own)
-            self._last_trouble, self._since = "", time.monotonic()
+            self._last_trouble, self._since, self._slow = "", time.monotonic(), 0
+            self._said.clear()
+            welcome = answer.welcome
             connection = Connection(
-                self.me,
-                self.peer,
-                self._traffic,
-                read,
-                call.write,
-                self._on_letter,
-                self._on_notice,
+                *(self.me, self.peer, self._traffic, read, call.write),
+                *(self._on_letter, self._on_notice, welcome.version, part_of(welcome)),
             )
             try:
                 closed = await self._hold(self.peer, Peer(connection, b"", certificate), about)
@@ -203,6 +254,7 @@ class Dialer(LinkEnd):
     def _channel(self, target: str) -> tuple[grpc.aio.Channel, Certificate | None]:
         options = [
             *self._channel_options(),
+            ("grpc.min_reconnect_backoff_ms", int(self._most_s * 1000)),  # of one attempt
             ("grpc.use_local_subchannel_pool", 1),
             ("grpc.enable_http_proxy", 0),
         ]
@@ -223,6 +275,7 @@ class Dialer(LinkEnd):
             about=json.dumps(self._about()),
             model=[TensorShape(name=name, shape=shape) for name, shape in self._model.tensors],
             nonce=os.urandom(32),
+            part=self._traffic.kept.look(self.peer),
         )
 
     def _check_welcome(
@@ -250,5 +303,5 @@ class Dialer(LinkEnd):
         return certificate, parse_text(welcome.about)
 
 
-def _target(ip: str | int, port: int) -> str:
-    return f"ipv6:[{ip}]:{port}" if ":" in str(ip) else f"ipv4:{ip}:{port}"
+def _target(ip: str, port: int) -> str:
+    return f"ipv6:[{ip}]:{port}" if ":" in ip else f"ipv4:{ip}:{port}"

@@ -14,17 +14,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from fedbcd.engines.deploy.links.codec import Declared, WireLimits
-from fedbcd.engines.deploy.links.connection import (
-    Closed,
-    Connection,
-    LinkOptions,
-    LinkTraffic,
-    OnConnect,
-    OnDisconnect,
-    OnLetter,
-    OnNotice,
-)
-from fedbcd.engines.deploy.links.fedbcd_pb2 import Frame
+from fedbcd.engines.deploy.links.connection import Connection
+from fedbcd.engines.deploy.links.fedbcd_pb2 import Frame, Hello, Part, Welcome
 from fedbcd.engines.deploy.links.letter import Letter
 from fedbcd.engines.deploy.links.refusals import (
     Counts,
@@ -33,6 +24,15 @@ from fedbcd.engines.deploy.links.refusals import (
     reason_of,
 )
 from fedbcd.engines.deploy.links.tls import Certificate, Credentials, Security
+from fedbcd.engines.deploy.links.traffic import (
+    Closed,
+    LinkOptions,
+    LinkTraffic,
+    OnConnect,
+    OnDisconnect,
+    OnLetter,
+    OnNotice,
+)
 from fedbcd.engines.deploy.processes.logs import RoleLog
 from fedbcd.errors import ProtocolError
 from fedbcd.protocol.messages import Actor
@@ -43,14 +43,12 @@ try:
 except ImportError as missing:
     raise MissingExtra(missing.name or "grpcio") from None
 
-OLDEST, NEWEST = 1, 1  # versions of fedbcd.proto that this code speaks
+OLDEST, NEWEST = 1, 2  # versions of fedbcd.proto that this code speaks
 SERVICE = "fedbcd.v1.Federation"
 FRAME_BYTES = (
     1 << 20
 )  # the largest frame that is read: a chunk, or the Hello of a model with thousands of tensors
-# what a peer may have under way unread. A ping waits behind it: a line is too slow below
-# WINDOW_BYTES / gone_s
-WINDOW_BYTES = 1 << 18
+WINDOW_BYTES = 1 << 18  # what a peer may have under way unread
 TOLD = 5  # sentences of trouble in a status, at most
 
 About = Callable[[], dict[str, Any]]
@@ -95,6 +93,7 @@ class LinkEnd:
         self._refusals = Refusals(self.counts, self._log)
         self._traffic = LinkTraffic(WireLimits.of(model), self.counts, self._refusals, self.options)
         self._peers: dict[Actor, Peer] = {}
+        self._moved: dict[Actor, float] = {}  # when a model moved on connections that have ended
 
     @property
     def connected(self) -> frozenset[Actor]:
@@ -130,6 +129,17 @@ class LinkEnd:
         entry = self._peers.get(peer)
         return -math.inf if entry is None else entry.connection.model_sent_at
 
+    def model_moved_at(self, peer: Actor) -> float:
+        """When a part of a model last arrived, here or there; now, if one is under way."""
+        entry = self._peers.get(peer)
+        last = self._moved.get(peer, -math.inf)
+        return last if entry is None else max(last, entry.connection.model_moved_at)
+
+    def model_began_at(self, peer: Actor) -> float:
+        """When the latest model from a peer began to come."""
+        entry = self._peers.get(peer)
+        return math.inf if entry is None else entry.connection.model_began_at
+
     def refuse(self, peer: Actor, reason: str, sentence: str) -> None:
         entry = self._peers.get(peer)
         if entry is not None:
@@ -153,6 +163,7 @@ class LinkEnd:
             await self._tell_connected(peer, entry, about)
             return await entry.connection.run()
         finally:
+            self._moved[peer] = entry.connection.model_moved_at
             if self._peers.get(peer) is entry:
                 del self._peers[peer]
                 self._log.info("disconnected", peer=peer)
@@ -190,17 +201,13 @@ class LinkEnd:
             seen = credentials.generation
 
     def _channel_options(self) -> list[tuple[str, int | str]]:
-        options = self.options
+        """gRPC itself asks who is silent, from the first moment and also while Python is busy."""
+        gone_ms = int(self.options.gone_s * 1000)
         return [
-            ("grpc.keepalive_time_ms", int(options.keepalive_s * 1000)),
-            (
-                "grpc.keepalive_timeout_ms",
-                int(options.gone_s * 10_000),
-            ),  # also TCP_USER_TIMEOUT, which would cut slow lines off
-            (
-                "grpc.http2.ping_timeout_ms",
-                int(options.gone_s * 1000),
-            ),  # the one that finds silent peers
+            ("grpc.keepalive_time_ms", gone_ms // 4),
+            ("grpc.http2.ping_timeout_ms", gone_ms * 3 // 4),
+            # only TCP_USER_TIMEOUT: that nothing arrives of what was sent
+            ("grpc.keepalive_timeout_ms", gone_ms * 3 // 4),
             ("grpc.keepalive_permit_without_calls", 1),
             ("grpc.http2.max_pings_without_data", 0),
             ("grpc.max_receive_message_length", FRAME_BYTES),
@@ -213,6 +220,11 @@ class LinkEnd:
 def trouble_of(*ends: LinkEnd | None) -> list[str]:
     found = [sentence for end in ends if end is not None for sentence in end.trouble]
     return found if len(found) <= TOLD else [*found[:TOLD], f"... and {len(found) - TOLD} more"]
+
+
+def part_of(greeting: Hello | Welcome) -> Part | None:
+    """What a peer has of a letter that broke off."""
+    return greeting.part if greeting.HasField("part") else None
 
 
 def words(error: BaseException) -> str:

@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n(fedbcd/engines/deploy/links/fedbcd.proto\x12\tfedbcd.v1\"\xef\x01\n\x05\x46rame\x12!\n\x05hello\x18\x01 \x01(\x0b\x32\x10.fedbcd.v1.HelloH\x00\x12%\n\x07welcome\x18\x02 \x01(\x0b\x32\x12.fedbcd.v1.WelcomeH\x00\x12%\n\x07refused\x18\x03 \x01(\x0b\x32\x12.fedbcd.v1.RefusedH\x00\x12%\n\x07message\x18\x04 \x01(\x0b\x32\x12.fedbcd.v1.MessageH\x00\x12!\n\x05\x63hunk\x18\x05 \x01(\x0b\x32\x10.fedbcd.v1.ChunkH\x00\x12#\n\x06notice\x18\x06 \x01(\x0b\x32\x11.fedbcd.v1.NoticeH\x00\x42\x06\n\x04kind\"\xab\x01\n\x05Hello\x12\x0e\n\x06oldest\x18\x01 \x01(\r\x12\x0e\n\x06newest\x18\x02 \x01(\r\x12\x10\n\x08software\x18\x03 \x01(\t\x12\r\n\x05\x61\x63tor\x18\x04 \x01(\t\x12\n\n\x02to\x18\x05 \x01(\t\x12\x10\n\x08instance\x18\x06 \x01(\x0c\x12\r\n\x05\x61\x62out\x18\x07 \x01(\t\x12%\n\x05model\x18\x08 \x03(\x0b\x32\x16.fedbcd.v1.TensorShape\x12\r\n\x05nonce\x18\t \x01(\x0c\"*\n\x0bTensorShape\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\r\n\x05shape\x18\x02 \x03(\x04\"r\n\x07Welcome\x12\x0f\n\x07version\x18\x01 \x01(\r\x12\x10\n\x08software\x18\x02 \x01(\t\x12\r\n\x05\x61\x63tor\x18\x03 \x01(\t\x12\r\n\x05\x61\x62out\x18\x04 \x01(\t\x12\x13\n\x0b\x63\x65rtificate\x18\x05 \x01(\x0c\x12\x11\n\tsignature\x18\x06 \x01(\x0c\":\n\x07Refused\x12\x0e\n\x06reason\x18\x01 \x01(\t\x12\x10\n\x08sentence\x18\x02 \x01(\t\x12\r\n\x05\x66inal\x18\x03 \x01(\x08\"F\n\x07Message\x12\x0e\n\x06number\x18\x01 \x01(\r\x12\r\n\x05\x65vent\x18\x02 \x01(\x0c\x12\r\n\x05\x63lock\x18\x03 \x01(\x01\x12\r\n\x05\x62ytes\x18\x04 \x01(\x04\"R\n\x05\x43hunk\x12\x0e\n\x06number\x18\x01 \x01(\r\x12\x0e\n\x06offset\x18\x02 \x01(\x04\x12\x0c\n\x04\x64\x61ta\x18\x03 \x01(\x0c\x12\x0b\n\x03\x63rc\x18\x04 \x01(\x07\x12\x0e\n\x06\x64igest\x18\x05 \x01(\x0c\"$\n\x06Notice\x12\x0c\n\x04kind\x18\x01 \x01(\t\x12\x0c\n\x04\x62ody\x18\x02 \x01(\t\"\x0f\n\rStatusRequest\"\x1b\n\x0bStatusReply\x12\x0c\n\x04\x62ody\x18\x01 \x01(\t\"-\n\rChangeRequest\x12\x0c\n\x04what\x18\x01 \x01(\t\x12\x0e\n\x06\x64\x65vice\x18\x02 \x01(\x04\"\x1e\n\x0b\x43hangeReply\x12\x0f\n\x07\x63hanged\x18\x01 \x01(\x08\x32\xb4\x01\n\nFederation\x12.\n\x04Link\x12\x10.fedbcd.v1.Frame\x1a\x10.fedbcd.v1.Frame(\x01\x30\x01\x12:\n\x06Status\x12\x18.fedbcd.v1.StatusRequest\x1a\x16.fedbcd.v1.StatusReply\x12:\n\x06\x43hange\x12\x18.fedbcd.v1.ChangeRequest\x1a\x16.fedbcd.v1.ChangeReplyb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n(fedbcd/engines/deploy/links/fedbcd.proto\x12\tfedbcd.v1\"\x8e\x02\n\x05\x46rame\x12!\n\x05hello\x18\x01 \x01(\x0b\x32\x10.fedbcd.v1.HelloH\x00\x12%\n\x07welcome\x18\x02 \x01(\x0b\x32\x12.fedbcd.v1.WelcomeH\x00\x12%\n\x07refused\x18\x03 \x01(\x0b\x32\x12.fedbcd.v1.RefusedH\x00\x12%\n\x07message\x18\x04 \x01(\x0b\x32\x12.fedbcd.v1.MessageH\x00\x12!\n\x05\x63hunk\x18\x05 \x01(\x0b\x32\x10.fedbcd.v1.ChunkH\x00\x12#\n\x06notice\x18\x06 \x01(\x0b\x32\x11.fedbcd.v1.NoticeH\x00\x12\x1d\n\x03got\x18\x07 \x01(\x0b\x32\x0e.fedbcd.v1.GotH\x00\x42\x06\n\x04kind\"\xca\x01\n\x05Hello\x12\x0e\n\x06oldest\x18\x01 \x01(\r\x12\x0e\n\x06newest\x18\x02 \x01(\r\x12\x10\n\x08software\x18\x03 \x01(\t\x12\r\n\x05\x61\x63tor\x18\x04 \x01(\t\x12\n\n\x02to\x18\x05 \x01(\t\x12\x10\n\x08instance\x18\x06 \x01(\x0c\x12\r\n\x05\x61\x62out\x18\x07 \x01(\t\x12%\n\x05model\x18\x08 \x03(\x0b\x32\x16.fedbcd.v1.TensorShape\x12\r\n\x05nonce\x18\t \x01(\x0c\x12\x1d\n\x04part\x18\n \x01(\x0b\x32\x0f.fedbcd.v1.Part\"*\n\x0bTensorShape\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\r\n\x05shape\x18\x02 \x03(\x04\"\x91\x01\n\x07Welcome\x12\x0f\n\x07version\x18\x01 \x01(\r\x12\x10\n\x08software\x18\x02 \x01(\t\x12\r\n\x05\x61\x63tor\x18\x03 \x01(\t\x12\r\n\x05\x61\x62out\x18\x04 \x01(\t\x12\x13\n\x0b\x63\x65rtificate\x18\x05 \x01(\x0c\x12\x11\n\tsignature\x18\x06 \x01(\x0c\x12\x1d\n\x04part\x18\x07 \x01(\x0b\x32\x0f.fedbcd.v1.Part\"D\n\x04Part\x12\r\n\x05\x65vent\x18\x01 \x01(\x0c\x12\r\n\x05\x62ytes\x18\x02 \x01(\x04\x12\x0e\n\x06offset\x18\x03 \x01(\x04\x12\x0e\n\x06\x64igest\x18\x04 \x01(\x0c\":\n\x07Refused\x12\x0e\n\x06reason\x18\x01 \x01(\t\x12\x10\n\x08sentence\x18\x02 \x01(\t\x12\r\n\x05\x66inal\x18\x03 \x01(\x08\"V\n\x07Message\x12\x0e\n\x06number\x18\x01 \x01(\r\x12\r\n\x05\x65vent\x18\x02 \x01(\x0c\x12\r\n\x05\x63lock\x18\x03 \x01(\x01\x12\r\n\x05\x62ytes\x18\x04 \x01(\x04\x12\x0e\n\x06offset\x18\x05 \x01(\x04\"R\n\x05\x43hunk\x12\x0e\n\x06number\x18\x01 \x01(\r\x12\x0e\n\x06offset\x18\x02 \x01(\x04\x12\x0c\n\x04\x64\x61ta\x18\x03 \x01(\x0c\x12\x0b\n\x03\x63rc\x18\x04 \x01(\x07\x12\x0e\n\x06\x64igest\x18\x05 \x01(\x0c\"$\n\x03Got\x12\x0e\n\x06number\x18\x01 \x01(\r\x12\r\n\x05\x62ytes\x18\x02 \x01(\x04\"$\n\x06Notice\x12\x0c\n\x04kind\x18\x01 \x01(\t\x12\x0c\n\x04\x62ody\x18\x02 \x01(\t\"\x0f\n\rStatusRequest\"\x1b\n\x0bStatusReply\x12\x0c\n\x04\x62ody\x18\x01 \x01(\t\"-\n\rChangeRequest\x12\x0c\n\x04what\x18\x01 \x01(\t\x12\x0e\n\x06\x64\x65vice\x18\x02 \x01(\x04\"\x1e\n\x0b\x43hangeReply\x12\x0f\n\x07\x63hanged\x18\x01 \x01(\x08\x32\xb4\x01\n\nFederation\x12.\n\x04Link\x12\x10.fedbcd.v1.Frame\x1a\x10.fedbcd.v1.Frame(\x01\x30\x01\x12:\n\x06Status\x12\x18.fedbcd.v1.StatusRequest\x1a\x16.fedbcd.v1.StatusReply\x12:\n\x06\x43hange\x12\x18.fedbcd.v1.ChangeRequest\x1a\x16.fedbcd.v1.ChangeReplyb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -32,29 +32,33 @@ _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'fedbcd.engines.deploy.links
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_FRAME']._serialized_start=56
-  _globals['_FRAME']._serialized_end=295
-  _globals['_HELLO']._serialized_start=298
-  _globals['_HELLO']._serialized_end=469
-  _globals['_TENSORSHAPE']._serialized_start=471
-  _globals['_TENSORSHAPE']._serialized_end=513
-  _globals['_WELCOME']._serialized_start=515
-  _globals['_WELCOME']._serialized_end=629
-  _globals['_REFUSED']._serialized_start=631
-  _globals['_REFUSED']._serialized_end=689
-  _globals['_MESSAGE']._serialized_start=691
-  _globals['_MESSAGE']._serialized_end=761
-  _globals['_CHUNK']._serialized_start=763
-  _globals['_CHUNK']._serialized_end=845
-  _globals['_NOTICE']._serialized_start=847
-  _globals['_NOTICE']._serialized_end=883
-  _globals['_STATUSREQUEST']._serialized_start=885
-  _globals['_STATUSREQUEST']._serialized_end=900
-  _globals['_STATUSREPLY']._serialized_start=902
-  _globals['_STATUSREPLY']._serialized_end=929
-  _globals['_CHANGEREQUEST']._serialized_start=931
-  _globals['_CHANGEREQUEST']._serialized_end=976
-  _globals['_CHANGEREPLY']._serialized_start=978
-  _globals['_CHANGEREPLY']._serialized_end=1008
-  _globals['_FEDERATION']._serialized_start=1011
-  _globals['_FEDERATION']._serialized_end=1191
+  _globals['_FRAME']._serialized_end=326
+  _globals['_HELLO']._serialized_start=329
+  _globals['_HELLO']._serialized_end=531
+  _globals['_TENSORSHAPE']._serialized_start=533
+  _globals['_TENSORSHAPE']._serialized_end=575
+  _globals['_WELCOME']._serialized_start=578
+  _globals['_WELCOME']._serialized_end=723
+  _globals['_PART']._serialized_start=725
+  _globals['_PART']._serialized_end=793
+  _globals['_REFUSED']._serialized_start=795
+  _globals['_REFUSED']._serialized_end=853
+  _globals['_MESSAGE']._serialized_start=855
+  _globals['_MESSAGE']._serialized_end=941
+  _globals['_CHUNK']._serialized_start=943
+  _globals['_CHUNK']._serialized_end=1025
+  _globals['_GOT']._serialized_start=1027
+  _globals['_GOT']._serialized_end=1063
+  _globals['_NOTICE']._serialized_start=1065
+  _globals['_NOTICE']._serialized_end=1101
+  _globals['_STATUSREQUEST']._serialized_start=1103
+  _globals['_STATUSREQUEST']._serialized_end=1118
+  _globals['_STATUSREPLY']._serialized_start=1120
+  _globals['_STATUSREPLY']._serialized_end=1147
+  _globals['_CHANGEREQUEST']._serialized_start=1149
+  _globals['_CHANGEREQUEST']._serialized_end=1194
+  _globals['_CHANGEREPLY']._serialized_start=1196
+  _globals['_CHANGEREPLY']._serialized_end=1226
+  _globals['_FEDERATION']._serialized_start=1229
+  _globals['_FEDERATION']._serialized_end=1409
 # @@protoc_insertion_point(module_scope)

@@ -7,23 +7,25 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class Frame(_message.Message):
-    __slots__ = ("hello", "welcome", "refused", "message", "chunk", "notice")
+    __slots__ = ("hello", "welcome", "refused", "message", "chunk", "notice", "got")
     HELLO_FIELD_NUMBER: _ClassVar[int]
     WELCOME_FIELD_NUMBER: _ClassVar[int]
     REFUSED_FIELD_NUMBER: _ClassVar[int]
     MESSAGE_FIELD_NUMBER: _ClassVar[int]
     CHUNK_FIELD_NUMBER: _ClassVar[int]
     NOTICE_FIELD_NUMBER: _ClassVar[int]
+    GOT_FIELD_NUMBER: _ClassVar[int]
     hello: Hello
     welcome: Welcome
     refused: Refused
     message: Message
     chunk: Chunk
     notice: Notice
-    def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., welcome: _Optional[_Union[Welcome, _Mapping]] = ..., refused: _Optional[_Union[Refused, _Mapping]] = ..., message: _Optional[_Union[Message, _Mapping]] = ..., chunk: _Optional[_Union[Chunk, _Mapping]] = ..., notice: _Optional[_Union[Notice, _Mapping]] = ...) -> None: ...
+    got: Got
+    def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., welcome: _Optional[_Union[Welcome, _Mapping]] = ..., refused: _Optional[_Union[Refused, _Mapping]] = ..., message: _Optional[_Union[Message, _Mapping]] = ..., chunk: _Optional[_Union[Chunk, _Mapping]] = ..., notice: _Optional[_Union[Notice, _Mapping]] = ..., got: _Optional[_Union[Got, _Mapping]] = ...) -> None: ...
 
 class Hello(_message.Message):
-    __slots__ = ("oldest", "newest", "software", "actor", "to", "instance", "about", "model", "nonce")
+    __slots__ = ("oldest", "newest", "software", "actor", "to", "instance", "about", "model", "nonce", "part")
     OLDEST_FIELD_NUMBER: _ClassVar[int]
     NEWEST_FIELD_NUMBER: _ClassVar[int]
     SOFTWARE_FIELD_NUMBER: _ClassVar[int]
@@ -33,6 +35,7 @@ class Hello(_message.Message):
     ABOUT_FIELD_NUMBER: _ClassVar[int]
     MODEL_FIELD_NUMBER: _ClassVar[int]
     NONCE_FIELD_NUMBER: _ClassVar[int]
+    PART_FIELD_NUMBER: _ClassVar[int]
     oldest: int
     newest: int
     software: str
@@ -42,7 +45,8 @@ class Hello(_message.Message):
     about: str
     model: _containers.RepeatedCompositeFieldContainer[TensorShape]
     nonce: bytes
-    def __init__(self, oldest: _Optional[int] = ..., newest: _Optional[int] = ..., software: _Optional[str] = ..., actor: _Optional[str] = ..., to: _Optional[str] = ..., instance: _Optional[bytes] = ..., about: _Optional[str] = ..., model: _Optional[_Iterable[_Union[TensorShape, _Mapping]]] = ..., nonce: _Optional[bytes] = ...) -> None: ...
+    part: Part
+    def __init__(self, oldest: _Optional[int] = ..., newest: _Optional[int] = ..., software: _Optional[str] = ..., actor: _Optional[str] = ..., to: _Optional[str] = ..., instance: _Optional[bytes] = ..., about: _Optional[str] = ..., model: _Optional[_Iterable[_Union[TensorShape, _Mapping]]] = ..., nonce: _Optional[bytes] = ..., part: _Optional[_Union[Part, _Mapping]] = ...) -> None: ...
 
 class TensorShape(_message.Message):
     __slots__ = ("name", "shape")
@@ -53,20 +57,34 @@ class TensorShape(_message.Message):
     def __init__(self, name: _Optional[str] = ..., shape: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class Welcome(_message.Message):
-    __slots__ = ("version", "software", "actor", "about", "certificate", "signature")
+    __slots__ = ("version", "software", "actor", "about", "certificate", "signature", "part")
     VERSION_FIELD_NUMBER: _ClassVar[int]
     SOFTWARE_FIELD_NUMBER: _ClassVar[int]
     ACTOR_FIELD_NUMBER: _ClassVar[int]
     ABOUT_FIELD_NUMBER: _ClassVar[int]
     CERTIFICATE_FIELD_NUMBER: _ClassVar[int]
     SIGNATURE_FIELD_NUMBER: _ClassVar[int]
+    PART_FIELD_NUMBER: _ClassVar[int]
     version: int
     software: str
     actor: str
     about: str
     certificate: bytes
     signature: bytes
-    def __init__(self, version: _Optional[int] = ..., software: _Optional[str] = ..., actor: _Optional[str] = ..., about: _Optional[str] = ..., certificate: _Optional[bytes] = ..., signature: _Optional[bytes] = ...) -> None: ...
+    part: Part
+    def __init__(self, version: _Optional[int] = ..., software: _Optional[str] = ..., actor: _Optional[str] = ..., about: _Optional[str] = ..., certificate: _Optional[bytes] = ..., signature: _Optional[bytes] = ..., part: _Optional[_Union[Part, _Mapping]] = ...) -> None: ...
+
+class Part(_message.Message):
+    __slots__ = ("event", "bytes", "offset", "digest")
+    EVENT_FIELD_NUMBER: _ClassVar[int]
+    BYTES_FIELD_NUMBER: _ClassVar[int]
+    OFFSET_FIELD_NUMBER: _ClassVar[int]
+    DIGEST_FIELD_NUMBER: _ClassVar[int]
+    event: bytes
+    bytes: int
+    offset: int
+    digest: bytes
+    def __init__(self, event: _Optional[bytes] = ..., bytes: _Optional[int] = ..., offset: _Optional[int] = ..., digest: _Optional[bytes] = ...) -> None: ...
 
 class Refused(_message.Message):
     __slots__ = ("reason", "sentence", "final")
@@ -79,16 +97,18 @@ class Refused(_message.Message):
     def __init__(self, reason: _Optional[str] = ..., sentence: _Optional[str] = ..., final: _Optional[bool] = ...) -> None: ...
 
 class Message(_message.Message):
-    __slots__ = ("number", "event", "clock", "bytes")
+    __slots__ = ("number", "event", "clock", "bytes", "offset")
     NUMBER_FIELD_NUMBER: _ClassVar[int]
     EVENT_FIELD_NUMBER: _ClassVar[int]
     CLOCK_FIELD_NUMBER: _ClassVar[int]
     BYTES_FIELD_NUMBER: _ClassVar[int]
+    OFFSET_FIELD_NUMBER: _ClassVar[int]
     number: int
     event: bytes
     clock: float
     bytes: int
-    def __init__(self, number: _Optional[int] = ..., event: _Optional[bytes] = ..., clock: _Optional[float] = ..., bytes: _Optional[int] = ...) -> None: ...
+    offset: int
+    def __init__(self, number: _Optional[int] = ..., event: _Optional[bytes] = ..., clock: _Optional[float] = ..., bytes: _Optional[int] = ..., offset: _Optional[int] = ...) -> None: ...
 
 class Chunk(_message.Message):
     __slots__ = ("number", "offset", "data", "crc", "digest")
@@ -103,6 +123,14 @@ class Chunk(_message.Message):
     crc: int
     digest: bytes
     def __init__(self, number: _Optional[int] = ..., offset: _Optional[int] = ..., data: _Optional[bytes] = ..., crc: _Optional[int] = ..., digest: _Optional[bytes] = ...) -> None: ...
+
+class Got(_message.Message):
+    __slots__ = ("number", "bytes")
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
+    BYTES_FIELD_NUMBER: _ClassVar[int]
+    number: int
+    bytes: int
+    def __init__(self, number: _Optional[int] = ..., bytes: _Optional[int] = ...) -> None: ...
 
 class Notice(_message.Message):
     __slots__ = ("kind", "body")

@@ -8,11 +8,7 @@ from typing import Any
 
 from fedbcd.engines.deploy.links.addresses import split_address
 from fedbcd.engines.deploy.links.codec import Declared
-from fedbcd.engines.deploy.links.connection import (
-    Connection,
-    parse_text,
-    refused_frame,
-)
+from fedbcd.engines.deploy.links.connection import Connection
 from fedbcd.engines.deploy.links.endpoint import (
     BROKEN,
     NEWEST,
@@ -21,6 +17,7 @@ from fedbcd.engines.deploy.links.endpoint import (
     About,
     LinkEnd,
     Peer,
+    part_of,
     software,
 )
 from fedbcd.engines.deploy.links.fedbcd_pb2 import (
@@ -42,6 +39,7 @@ from fedbcd.engines.deploy.links.tls import (
     home_of,
     identity_of,
 )
+from fedbcd.engines.deploy.links.traffic import parse_text, refused_frame
 from fedbcd.engines.deploy.processes.descriptors import places
 from fedbcd.engines.deploy.processes.exit_codes import AddressError
 from fedbcd.errors import FedBCDError, ProtocolError, Refused
@@ -114,7 +112,7 @@ class Listener(LinkEnd):
         self._on_error = on_error or self._note_error
         self._server: grpc.aio.Server | None = None
         self._places = places()
-        self._strangers = Strangers(self._places, lambda: self.options.gone_s)
+        self._strangers = Strangers(self._places, lambda: self.options.connect_s)
         self._knocks = Knocks()
         self._watchers: list[asyncio.Task[None]] = []
         self._handlers: set[asyncio.Task[Any]] = set()
@@ -170,13 +168,14 @@ class Listener(LinkEnd):
             await asyncio.sleep(CROWDED_S if left > self._strangers.most // 4 else QUIET_S)
 
     def _server_options(self) -> list[tuple[str, int | str]]:
-        gone_ms = int(self.options.gone_s * 1000)
+        options = self.options
         return [
             *self._channel_options(),
             ("grpc.http2.min_recv_ping_interval_without_data_ms", 100),
             ("grpc.http2.max_ping_strikes", 0),
-            ("grpc.server_handshake_timeout_ms", gone_ms),
-            ("grpc.max_connection_idle_ms", 3 * gone_ms),  # a connection without a stream
+            ("grpc.server_handshake_timeout_ms", int(options.connect_s * 1000)),
+            # a connection without a stream
+            ("grpc.max_connection_idle_ms", int(options.gone_s * 3000)),
             ("grpc.max_allowed_incoming_connections", self._places),
             ("grpc.max_concurrent_streams", 4),
             ("grpc.so_reuseport", 0),  # a second listener at the same port is a mistake
@@ -211,7 +210,7 @@ class Listener(LinkEnd):
             return frame if isinstance(frame, Frame) else None  # EOF
 
         try:
-            hello = await asyncio.wait_for(read(), self.options.gone_s)
+            hello = await asyncio.wait_for(read(), self.options.connect_s)
         except TimeoutError:
             return
         peer, certificate = f"unknown at {context.peer().rpartition(':')[0]}", None
@@ -229,10 +228,14 @@ class Listener(LinkEnd):
             await context.write(refused_frame(reason_of(error), str(error), final=True))
             return
         assert hello is not None
-        connection = Connection(
-            self.me, peer, self._traffic, read, context.write, self._on_letter, self._on_notice
-        )
         self._retire(peer, hello.hello.instance)
+        kept = self._traffic.kept.look(peer)
+        if kept is not None:
+            welcome.part.CopyFrom(kept)
+        connection = Connection(
+            *(self.me, peer, self._traffic, read, context.write),
+            *(self._on_letter, self._on_notice, welcome.version, part_of(hello.hello)),
+        )
         entry = Peer(connection, hello.hello.instance, certificate)
         with known:
             await self._hold(peer, entry, about, Frame(welcome=welcome))
@@ -305,6 +308,7 @@ class Listener(LinkEnd):
         old = self._peers.get(peer)
         if old is None:
             return
+        old.connection.keep()
         if old.instance == instance:
             old.connection.end("reconnected", f"{peer} has connected anew")
             return

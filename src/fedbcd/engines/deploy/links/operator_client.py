@@ -4,9 +4,6 @@ from collections.abc import Awaitable
 from typing import Any
 
 from fedbcd.engines.deploy.links.addresses import split_address
-from fedbcd.engines.deploy.links.connection import (
-    parse_text,
-)
 from fedbcd.engines.deploy.links.endpoint import SERVICE, words
 from fedbcd.engines.deploy.links.fedbcd_pb2 import (
     ChangeReply,
@@ -16,6 +13,7 @@ from fedbcd.engines.deploy.links.fedbcd_pb2 import (
 )
 from fedbcd.engines.deploy.links.refusals import MissingExtra, RefusedForGood
 from fedbcd.engines.deploy.links.tls import Plain, Security, check_plain, host_name
+from fedbcd.engines.deploy.links.traffic import parse_text
 from fedbcd.errors import Refused
 from fedbcd.protocol.messages import Actor
 

@@ -16,15 +16,20 @@ from fedbcd.protocol.messages import (
     Acknowledged,
     Activated,
     Actor,
+    Command,
+    Contributed,
     Declined,
     Event,
     GlobalUpdated,
     Isolated,
     Mixed,
+    ModelRef,
+    Recalled,
     Restored,
     Resumed,
     Send,
     ServerReady,
+    StepLost,
     UpdateRequested,
     Uploaded,
     Withdrawn,
@@ -182,26 +187,43 @@ class Order:
         if found is None:  # it was on a disk before this was on one
             self._more(sender)
             found = self._saying(sender, heard)
+        if found is None and isinstance(step.event, Activated):
+            found = self._making(sender, step.event.model)
         if found is None:
             self._gone.add(actor)
         return found
 
     def _saying(self, sender: Actor, heard: Sequence[Send]) -> Transition | None:
-        return next(
-            (
-                step
-                for step in self._waiting.get(sender, ())
-                if any(send in step.commands for send in heard)
-            ),
-            None,
+        """What a device has heard before it was recalled, its server has said before it did so."""
+        for step in self._waiting.get(sender, ()):
+            if any(send in step.commands for send in heard):
+                return step
+            if any(self._recalls(sender, command, heard[0].to) for command in step.commands):
+                return None
+        return None
+
+    def _recalls(self, server: Actor, command: Command, device: Actor) -> bool:
+        """Whether this device is recalled for the first time."""
+        return (
+            isinstance(command, Send)
+            and command.to == device
+            and isinstance(command.message, Recalled)
+            and command.message not in self._said.get((server, device), {})
         )
+
+    def _making(self, server: Actor, model: ModelRef) -> Transition | None:
+        """Where the log of a server has gone with its disk: the step that made this model."""
+        for step in self._waiting.get(server, ()):
+            if any(isinstance(c, StepLost) and c.result == model for c in step.commands):
+                return step
+        return None
 
     def _speaker(self, step: Transition) -> Actor | None:
         """Who said what this role heard; None: it has heard nothing."""
         match step.event:
-            case Activated() | Acknowledged() | Declined() | Restored():
+            case Activated() | Acknowledged() | Declined() | Restored() | Recalled():
                 return server_actor(self._home(number_of(step.actor)))
-            case UpdateRequested() | Uploaded() | Withdrawn() | Resumed():
+            case UpdateRequested() | Uploaded() | Withdrawn() | Resumed() | Contributed():
                 return device_actor(step.event.device)
             case ServerReady():
                 return server_actor(step.event.server)

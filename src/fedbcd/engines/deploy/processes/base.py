@@ -71,7 +71,7 @@ class Process(ABC):
             log=log,
             counts=self.monitor.counts,
         )
-        self.retry = Retry(self.timers, self.timeouts, self._say_again)
+        self.retry = Retry(self.timers, self.timeouts, self._say_again, self.peers.model_moved_at)
         self.pings = Pings(self.peers, self.timeouts.peer, self.monitor.skews, self.clock.now)
         role.watch = self.seen
         role.warn = lambda peer, remark: log.warning("remark", peer=peer, sentence=remark)
@@ -154,7 +154,9 @@ class Process(ABC):
             self.monitor.skews.at_least(peer, about["clock"] - self.clock.now())
         self.metrics.connections.set(len(self.peers.connected))
         if peer == self.peers.dialled:
-            self.retry.say_again()
+            self.retry.say_again(is_new=True)
+        else:
+            self.peers.hurry()
 
     async def disconnected(self, peer: Actor) -> None:
         """A connection has ended; the dialler tries again by itself, as patiently as experience

@@ -18,6 +18,7 @@ from fedbcd.protocol.messages import Actor
 LEVELS = ("debug", "info", "warning", "error")
 SECRET = re.compile(r"(?i)token|secret|password|private|(^|_)key($|_)")
 PEM = re.compile(r"-----BEGIN [^-]+-----.*?(-----END [^-]+-----|$)", re.DOTALL)
+OTHERS = ("grpc", "asyncio")  # what would write its own lines to stderr
 LOGGER = logging.getLogger("fedbcd.deploy")
 LOGGER.addHandler(logging.NullHandler())  # who uses links alone hears what they configure
 
@@ -67,6 +68,8 @@ def log_of(actor: Actor, level: str = "info") -> RoleLog:
         handler = StderrHandler()
         handler.setFormatter(JsonFormatter())
         LOGGER.addHandler(handler)
+        for name in OTHERS:
+            logging.getLogger(name).addHandler(handler)
     return log
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from fedbcd.config import build
-from fedbcd.engines.deploy.links.addresses import split_address
+from fedbcd.engines.deploy.links.addresses import split_address, split_list
 from fedbcd.engines.deploy.roles.checks import REACH
 from fedbcd.errors import ConfigError
 from fedbcd.protocol.messages import COORDINATOR, Actor, number_of
@@ -49,7 +49,8 @@ class Deploy:
         10.0,
         3600.0,
     )  # bounds of the time after which a server gives an activated device up
-    peer_s: Bounds = (10.0, 120.0)  # bounds of the time after which a silent connection is closed
+    peer_s: Bounds = (10.0, 15.0)  # bounds of the time after which a silent connection is closed
+    least_rate: float = 1000.0  # bytes a second; a model that moves more slowly stands still
     epoch: float = 0.0  # Unix time from which the clock of the run counts, the same for all roles
     offline_every_s: float = (
         60.0  # FedBCD-I: seconds between offline rounds of a device, where nothing is drawn
@@ -68,10 +69,12 @@ class Deploy:
     samples: int | tuple[int, ...] | None = None
 
     def __post_init__(self) -> None:
-        for name in ("coordinator", *(("listen",) if self.listen else ()), "health"):
+        for name in (*(("listen",) if self.listen else ()), "health"):
             split_address(getattr(self, name), f"deploy.{name}")
+        for one in split_list(self.coordinator):
+            split_address(one, "deploy.coordinator")
         for n, address in enumerate(self.servers):
-            for one in address.split(","):
+            for one in split_list(address):
                 split_address(one, f"deploy.servers[{n}]")
         for name in ("retry_s", "lost_s", "peer_s"):
             low, high = getattr(self, name)
@@ -79,7 +82,7 @@ class Deploy:
                 raise ConfigError(
                     f"deploy.{name} = {[low, high]} must be two numbers with 0 < least <= most"
                 )
-        for name in ("absent_s", "time_scale", "offline_every_s", "norm_limit"):
+        for name in ("absent_s", "time_scale", "offline_every_s", "norm_limit", "least_rate"):
             value = getattr(self, name)
             if value is not None and not 0 < value < math.inf:
                 raise ConfigError(f"deploy.{name} = {value} must be above 0")
@@ -119,7 +122,7 @@ class Deploy:
         """Where to dial an actor: one address, or several with commas between them, tried in
         turn.
         """
-        return self.address_of(actor).split(",")
+        return split_list(self.address_of(actor))
 
     def certificates_of(self, actor: Actor) -> Path:
         """The folder of certificates; a role finds its own part in it."""

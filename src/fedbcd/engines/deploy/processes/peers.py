@@ -1,15 +1,16 @@
 """The peers of a role: the links to them, and pings, which find those that are gone."""
 
+import math
 import time
 from collections.abc import Callable
 from typing import Any
 
-from fedbcd.engines.deploy.links.connection import LinkOptions
 from fedbcd.engines.deploy.links.dialer import Dialer
 from fedbcd.engines.deploy.links.endpoint import About
 from fedbcd.engines.deploy.links.letter import Letter
 from fedbcd.engines.deploy.links.listener import Change, Listener, Welcomes
 from fedbcd.engines.deploy.links.tls import Credentials, Plain, Security
+from fedbcd.engines.deploy.links.traffic import LinkOptions
 from fedbcd.engines.deploy.processes.clock import OFF_S
 from fedbcd.engines.deploy.processes.logs import RoleLog
 from fedbcd.engines.deploy.processes.options import Deploy
@@ -17,6 +18,8 @@ from fedbcd.engines.deploy.processes.skew import Skews
 from fedbcd.engines.deploy.processes.timeouts import AdaptiveTimeout
 from fedbcd.protocol.messages import Actor
 from fedbcd.protocol.notices import Notice, Ping, Pong
+
+HUNG_S = 120.0  # a process that deals with a large model answers nothing meanwhile
 
 
 class Peers:
@@ -51,8 +54,20 @@ class Peers:
             self.dialer.options = self._patient()
 
     def _patient(self) -> LinkOptions:
-        gone_s = self._patience.seconds()
-        return LinkOptions(gone_s=gone_s, keepalive_s=gone_s)
+        return LinkOptions(
+            gone_s=self._patience.seconds(), standstill_rate=self._options.least_rate
+        )
+
+    def hurry(self) -> None:
+        """Somebody has got through to us, so the one that we dial may be there as well."""
+        if self.dialer is not None:
+            self.dialer.hurry()
+
+    def model_moved_at(self, peer: Actor | None = None) -> float:
+        """When a model last moved between a peer, or the one that we dial, and us."""
+        end = self.dialer if peer is None else self.end_of(peer)
+        actor = peer or self.dialled
+        return -math.inf if end is None or actor is None else end.model_moved_at(actor)
 
     @property
     def dialled(self) -> Actor | None:
@@ -93,8 +108,9 @@ class Peers:
 
 
 class Pings:
-    """The third timeout. Every peer is asked for an answer now and then; one that used to answer,
-    and does not this time, is hung up on. Answers also tell what time it is over there.
+    """Every peer is asked for an answer now and then, which teaches the third timeout and tells
+    what time it is over there. One that used to answer, and does not for long though its link is
+    alive, hangs and is hung up on.
     """
 
     def __init__(
@@ -107,9 +123,8 @@ class Pings:
         self._number = 0
         # peer -> the ping that it has not answered, and when that went out
         self._waiting: dict[Actor, tuple[int, float]] = {}
-        # peers that have answered on this connection (older software does not), and when the ping
-        # went out that they answered last
-        self._answered: dict[Actor, float] = {}
+        # peers that have answered on this connection; older software does not
+        self._answered: set[Actor] = set()
 
     async def ask_all(self) -> None:
         """Ask every peer that owes no answer, and look at how long the others have been silent."""
@@ -125,14 +140,10 @@ class Pings:
             if await end.notice(peer, Ping(number=self._number)):
                 self._waiting[peer] = (self._number, now)
             return
-        # a ping, or its answer, may wait behind a large model
+        # a ping, or its answer, may wait behind a large model; who does not listen at all is found
+        # by the links
         silent_s = now - max(waiting[1], end.moved_at(peer))
-        answered = self._answered.get(peer)
-        if answered is None:
-            return
-        # longest while it may deal with a model of ours, since it hears nothing else meanwhile
-        is_busy = end.model_sent_at(peer) > answered
-        if silent_s >= (self._patience.most if is_busy else self._patience.seconds()):
+        if peer in self._answered and silent_s >= max(self._patience.most, HUNG_S):
             end.refuse(peer, "gone", f"{peer} has not answered for {silent_s:.0f} s")
 
     async def heard(self, sender: Actor, notice: Ping | Pong) -> None:
@@ -146,9 +157,9 @@ class Pings:
             # who is slow cannot tell
             if notice.clock is not None and took_s < OFF_S:
                 self._skews.measured(sender, notice.clock - (self._now() - took_s / 2))
-            self._answered[sender] = asked_at
+            self._answered.add(sender)
             del self._waiting[sender]
 
     def forget(self, peer: Actor) -> None:
         self._waiting.pop(peer, None)
-        self._answered.pop(peer, None)
+        self._answered.discard(peer)

@@ -6,6 +6,8 @@ import time
 from dataclasses import replace
 from typing import Any
 
+from torch import Tensor
+
 from fedbcd.engines.deploy.links.codec import Declared
 from fedbcd.engines.deploy.links.letter import Letter
 from fedbcd.engines.deploy.links.listener import only
@@ -136,19 +138,24 @@ class ServerProcess(Process):
             await super().receive(letter)
         finally:
             if isinstance(letter.event, Uploaded | Withdrawn):
-                self._heard_from(letter.event.device, letter.event.activation)
+                self._heard_from(letter.event.device, letter.event.activation, letter.model)
         if isinstance(letter.event, Withdrawn):
             event = letter.event
             self.log.warning(
                 "withdrawn", device=event.device, activation=event.activation, reason=event.reason
             )
 
-    def _heard_from(self, device: int, activation: int) -> None:
-        key = (device, activation)
+    def _heard_from(self, device: int, activation: int, model: Tensor | None) -> None:
+        """How long it has worked: what its line has taken, both ways, is no measure of that."""
+        key, end, actor = (device, activation), self.peers.listener, device_actor(device)
         if key not in self.role.machine.working:
             self.timers.drop(key)
             if key in self._activated_at:
-                self.timeouts.lost.observe(device, time.monotonic() - self._activated_at.pop(key))
+                since, now = self._activated_at.pop(key), time.monotonic()
+                if end is not None:
+                    since = max(since, min(end.model_sent_at(actor), now))
+                    now = min(now, end.model_began_at(actor)) if model is not None else now
+                self.timeouts.lost.observe(device, now - since)
 
     def _watch(self, device: int, activation: int) -> None:
         key = (device, activation)
@@ -156,9 +163,22 @@ class ServerProcess(Process):
             self._activated_at = {k: t for k, t in self._activated_at.items() if k[0] != device} | {
                 key: time.monotonic()
             }
-            self.timers.set(
-                key, self.timeouts.lost.seconds(device), lambda: self._lost(device, activation)
-            )
+            self._wait_for(device, activation, self.timeouts.lost.seconds(device))
+
+    def _wait_for(
+        self, device: int, activation: int, patience_s: float, left_s: float | None = None
+    ) -> None:
+        """Give a device up once it has been quiet for so long; it is not while a model moves."""
+        key = (device, activation)
+
+        def due() -> None:
+            quiet_s = time.monotonic() - self.peers.model_moved_at(device_actor(device))
+            if quiet_s < patience_s:
+                self._wait_for(device, activation, patience_s, patience_s - quiet_s)
+            else:
+                self._lost(device, activation)
+
+        self.timers.set(key, patience_s if left_s is None else left_s, due)
 
     def _lost(self, device: int, activation: int) -> None:
         self.metrics.lost.inc()

@@ -25,6 +25,7 @@ from fedbcd.engines.deploy.roles.checks import (
     TrustLimits,
     check_model,
 )
+from fedbcd.engines.deploy.roles.shared_log import SharedLog
 from fedbcd.engines.deploy.roles.store import Store
 from fedbcd.errors import LocalProtocolError, ProtocolError, RecordError, Refused
 from fedbcd.protocol import Coordinator, Device, Server
@@ -60,6 +61,7 @@ class Role:
         self.limits = limits
         self.watch: Callable[[Transition, Tensor | None], None] | None = None
         self.warn: Callable[[Actor, str], None] | None = None
+        self.shared_log: SharedLog | None = None  # what a peer keeps of this role's log
         self._clock = HybridClock()
         self._facts: dict[str, str] = {}  # that go with the next commit
         self._recovering = False
@@ -174,6 +176,8 @@ class Role:
             if (self.store.length + 1) % self.SNAPSHOT_EVERY == 0:
                 self._before_snapshot()
                 self._facts["snapshot"] = snapshot.take(self._parts(), self.store.length + 1, time)
+            if self.shared_log is not None:
+                self._facts |= self.shared_log.note(self.store.length, event, commands)
             step = Transition(time, self.actor, event, tuple(commands))
             self.store.commit(step, self._facts)
             self._facts = {}
@@ -195,7 +199,9 @@ class Role:
             Letter(
                 self.actor,
                 command.to,
-                command.message,
+                self.shared_log.with_journal(command.message)
+                if self.shared_log is not None
+                else command.message,
                 self._tensor(command.to, command.message),
                 clock,
             )

@@ -11,7 +11,6 @@ from fedbcd.algorithm.method import Bound
 from fedbcd.engines.deploy.roles.blueprint import DTYPE, Blueprint
 from fedbcd.engines.deploy.roles.parts import in_parts, parts
 from fedbcd.engines.deploy.roles.store import Store
-from fedbcd.protocol.messages import is_upload
 
 
 class Sum:
@@ -33,9 +32,7 @@ class Sum:
     def open(self) -> None:
         """A phase begins: where only the active ones count, there are none yet."""
         if not self.of_members:
-            self._changes()
-            self.total.zero_()
-            self.weight, self.count = 0.0, 0
+            self.nobody()
 
     def absorb(self, weight: float, after: Tensor, before: Tensor | None) -> None:
         """Count an upload."""
@@ -59,9 +56,17 @@ class Sum:
             return compute(slice(None))
         return in_parts(len(mixed), DTYPE, compute)
 
-    def change(self, weight: float, contribution: Tensor, members: int) -> None:
+    def nobody(self) -> None:
+        """What was contributed is lost."""
+        self._changes()
+        self.total.zero_()
+        self.weight, self.count = 0.0, 0
+
+    def change(
+        self, weight: float, contribution: Tensor, members: int, count: int | None = None
+    ) -> None:
         """A member comes, or goes (`weight` is then negative, in what 0.1.0 wrote); `members` is
-        the number afterwards.
+        the number afterwards, of whom all count, or `count`.
         """
         self._changes()
         self.members = members
@@ -70,17 +75,16 @@ class Sum:
             for part in parts(len(self.total)):
                 absorb(self.total[part], factor, contribution[part], None)
             self.weight += weight
-            self.count = members
+            self.count = members if count is None else count
 
     def form(self, contributions: Iterable[tuple[float, Tensor]], members: int) -> None:
         """Of these contributions with their weights, in order, whatever was in it before."""
         self._changes()
         self.members = members
         if self.of_members:
-            self.total.zero_()
-            self.weight = 0.0
-            for weight, contribution in contributions:
-                self.change(weight, contribution, members)
+            self.nobody()
+            for count, (weight, contribution) in enumerate(contributions, start=1):
+                self.change(weight, contribution, members, count)
 
     def vector(self) -> Tensor:
         """All as one float64 vector: total, weight and, where the server step asks for them, how
@@ -159,6 +163,20 @@ class Copies:
         if self._keeps:
             self._store.save(self._counted[device], model)
 
+    def bring(self, device: int, incarnation: int, contribution: Tensor | None) -> None:
+        """A member contributes again, what it has contributed last."""
+        if self._keeps:
+            name = f"b/{device}/{incarnation}"
+            if contribution is not None:
+                self._store.save(name, contribution)
+            self._obsolete += [self._counted[device]] if device in self._counted else []
+            self._counted[device] = name
+
+    def forget_all(self) -> None:
+        """What was contributed is lost."""
+        self._obsolete += [*self._counted.values(), *self._held.values()]
+        self._counted, self._held, self.uncounted = {}, {}, []
+
     def dismiss(self, device: int) -> None:
         """A member has gone."""
         self._obsolete += [
@@ -182,7 +200,7 @@ class Copies:
 
     def _contribution(self, device: int, name: str) -> Tensor:
         kept = self.tensor(name)
-        return kept if is_upload(name) else self._bound.contributed(device, kept)
+        return kept if name.startswith(("x/", "b/")) else self._bound.contributed(device, kept)
 
     def tensor(self, name: str) -> Tensor:
         """What is kept under a name."""
@@ -203,5 +221,5 @@ class Copies:
         self._obsolete = [
             name
             for name in self._store.names()
-            if name.startswith(("x/", "a/")) and name not in needed
+            if name.startswith(("x/", "a/", "b/")) and name not in needed
         ]

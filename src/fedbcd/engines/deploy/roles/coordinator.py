@@ -120,6 +120,7 @@ class CoordinatorRole(Role):
                 " is in the old one: put that back (only if everything is to begin anew, the"
                 " coordinator begins a new store as well)",
             )
+        _check_generation(server, hello, self.store.facts.get(f"generation/{number}", "0"))
         if heard is not None and phase < heard.phase:
             raise Refused(
                 "behind",
@@ -137,7 +138,10 @@ class CoordinatorRole(Role):
     def greet(self, server: Actor, hello: Mapping[str, Any], now: float) -> list[Letter]:  # noqa: ARG002
         """A server has connected: from now on it is known by its store."""
         self.check_guest(server, hello)
-        fact = {f"store/{number_of(server)}": str(hello["store"])}
+        number = number_of(server)
+        fact = {f"store/{number}": str(hello["store"])}
+        if hello.get("generation", 0):
+            fact[f"generation/{number}"] = str(hello["generation"])
         if not fact.items() <= self.store.facts.items():
             self.store.commit(facts=fact)
         return []
@@ -225,10 +229,10 @@ class CoordinatorRole(Role):
         if self._is_news(event):
             heard = self._heard.get(event.server)
             if heard is not None:
-                self._drop(_name(heard))
+                self._drop(report_name(heard))
             self._heard[event.server] = event
             if model is not None:
-                self.store.save(_name(event), model)
+                self.store.save(report_name(event), model)
         before = {*self._said.values()}
         for command in commands:
             if isinstance(command, Send) and isinstance(command.message, Mixed):
@@ -254,7 +258,9 @@ class CoordinatorRole(Role):
     def _reports(self, servers: Iterable[int], event: ServerReady, model: Tensor) -> list[Tensor]:
         """What these servers have reported; one of them just now, unless it is a copy."""
         return [
-            model if self._heard[server] is event else self.store.tensor(_name(self._heard[server]))
+            model
+            if self._heard[server] is event
+            else self.store.tensor(report_name(self._heard[server]))
             for server in servers
         ]
 
@@ -310,7 +316,18 @@ class CoordinatorRole(Role):
         return None
 
 
-def _name(ready: ServerReady) -> str:
+def _check_generation(server: Actor, hello: Mapping[str, Any], known: str) -> None:
+    """Refuse the process of a store that another has taken the place of."""
+    generation = hello.get("generation", 0)
+    if not is_counter(generation) or generation < int(known):
+        raise Refused(
+            "behind",
+            f"{server} is of generation {generation!r:.20}, but has gone on from another store"
+            f" since, as generation {known}; stop this one",
+        )
+
+
+def report_name(ready: ServerReady) -> str:
     """Of the file that holds what a server reported."""
     return f"report/{ready.server}/{ready.phase}/{ready.iteration}"
 

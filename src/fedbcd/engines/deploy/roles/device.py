@@ -23,6 +23,7 @@ from fedbcd.protocol.messages import (
     Activated,
     Actor,
     Command,
+    Contributed,
     Declined,
     Event,
     Failed,
@@ -269,6 +270,8 @@ class DeviceRole(Role):
         self._set_task()
 
     def _tensor(self, to: Actor, message: Event) -> Tensor | None:  # noqa: ARG002
+        if isinstance(message, Contributed) and self.blueprint.bound.keeps_last:
+            return self.kept[SENT] if SENT in self.kept else self.kept["x"]
         return self.upload if isinstance(message, Uploaded) else None
 
 

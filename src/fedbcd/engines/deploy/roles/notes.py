@@ -9,12 +9,14 @@ from fedbcd.protocol.messages import (
     Admit,
     AdoptModel,
     Command,
+    CountNobody,
     Declined,
     Dismiss,
     ModelRef,
     Restored,
     Send,
     ServerReady,
+    StepLost,
     StepModel,
     number_of,
     version_of,
@@ -51,7 +53,10 @@ class Notes:
                 self._unstarted.discard(number_of(command.to))
             case Send(message=ServerReady()):
                 self._reported = self._sync
-            case StepModel():
+            case CountNobody():  # whoever was sent one has to contribute again
+                self._granted.clear()
+                self._unstarted.clear()
+            case StepModel() | StepLost():
                 self._version = version_of(command.result)
             case AdoptModel():
                 self._version, self._reported = version_of(command.model), False

@@ -13,10 +13,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fedbcd.algorithm.method import Bound
 from fedbcd.algorithm.wire import Wire
 from fedbcd.engines.deploy.links.letter import Letter
 from fedbcd.engines.deploy.roles.base import Role
-from fedbcd.engines.deploy.roles.blueprint import DTYPE, Blueprint
+from fedbcd.engines.deploy.roles.blueprint import CONTRIBUTION, DTYPE, Blueprint
 from fedbcd.engines.deploy.roles.checks import (
     TrustLimits,
     check_model,
@@ -27,6 +28,7 @@ from fedbcd.engines.deploy.roles.checks import (
 )
 from fedbcd.engines.deploy.roles.contributions import Copies, Sum
 from fedbcd.engines.deploy.roles.notes import Notes
+from fedbcd.engines.deploy.roles.shared_log import SharedLog
 from fedbcd.engines.deploy.roles.snapshot import Parts
 from fedbcd.engines.deploy.roles.store import Store
 from fedbcd.errors import Refused
@@ -39,6 +41,8 @@ from fedbcd.protocol.messages import (
     Admit,
     AdoptModel,
     Command,
+    Contributed,
+    CountNobody,
     DeadlinePassed,
     DeviceJoined,
     DeviceLeft,
@@ -51,9 +55,12 @@ from fedbcd.protocol.messages import (
     Mixed,
     ModelRef,
     OpenPhase,
+    Recount,
+    Recovered,
     Restored,
     Resumed,
     RetryDue,
+    Returned,
     Send,
     ServerReady,
     Started,
@@ -70,13 +77,17 @@ from fedbcd.protocol.senders import is_counter
 TOTAL, REPORT = (
     "total",
     "report",
-)  # names of the sum, and of one that was reported and has changed since
+)  # names of the sum, and of what was reported, where that has changed since or is all there is
+CHANGE_SUMS = (OpenPhase, Admit, Dismiss, CountNobody, Recount)
 
 
 class ServerRole(Role):
     """One server."""
 
-    OWN = (Started, RetryDue, DeadlinePassed, DeviceLost, DeviceJoined, DeviceLeft, DeviceReset)
+    OWN = (
+        *(Started, RetryDue, DeadlinePassed, DeviceLost, DeviceJoined, DeviceLeft, DeviceReset),
+        *(Recovered, Returned),
+    )
     COPIED = (UpdateRequested, Uploaded, Withdrawn, Resumed, Mixed, GlobalUpdated, Isolated)
     machine: Server
 
@@ -103,11 +114,14 @@ class ServerRole(Role):
         """The server of this store, where it left off."""
         role = cls(store, blueprint.going_on(store.facts), server, limits or TrustLimits())
         role._recover()
+        role.shared_log = SharedLog(store)
         return role
 
     def hello(self) -> dict[str, Any]:
         """Who it is, and how far."""
-        return super().hello() | {"phase": self.machine.phase, "iteration": self.machine.iteration}
+        machine = self.machine
+        how_far = {"phase": machine.phase, "iteration": machine.iteration}
+        return super().hello() | how_far | {"generation": machine.generation}
 
     # ---------------------------------------------------------------------------------------------
     # identity
@@ -130,7 +144,9 @@ class ServerRole(Role):
             )
         check_run(device, hello, self.store.facts)
         there, times = _DeviceProgress.of(device, hello), self.machine.incarnation_of(number)
-        if there.activation > last + 1 or there.incarnation > times:
+        if self.machine.is_awaited(number):
+            _check_returning(self.machine, device)
+        elif there.activation > last + 1 or there.incarnation > times:
             raise Refused(
                 "ahead",
                 f"{device} has finished {there.activation} activations and was put in step"
@@ -145,6 +161,9 @@ class ServerRole(Role):
         """
         self.check_guest(device, hello)
         number, there = number_of(device), _DeviceProgress.of(device, hello)
+        if self.machine.is_awaited(number):
+            returned = there.returned(number, self.machine.last_of(number))
+            return self.tell(returned, now, {f"store/{number}": there.store})
         known, last = self.store.facts.get(f"store/{number}"), self.machine.last_of(number)
         assert last is not None
         here = _DeviceProgress(
@@ -157,11 +176,7 @@ class ServerRole(Role):
             if known is None:
                 self.store.commit(facts={f"store/{number}": there.store})
             return []
-        self._facts = {f"store/{number}": there.store}
-        try:
-            return self.tell(DeviceReset(device=number), now)
-        finally:
-            self._facts = {}
+        return self.tell(DeviceReset(device=number), now, {f"store/{number}": there.store})
 
     def welcome(self, now: float) -> list[Letter]:
         """The coordinator has welcomed this server: a new one begins. Before, and without a
@@ -169,11 +184,17 @@ class ServerRole(Role):
         """
         return self.tell(Started(), now) if self.machine.state is ServerState.NEW else []
 
-    def tell(self, event: Event, now: float) -> list[Letter]:
-        """Handle an event that comes from within. One who joins is sent its server's model, and
-        must confirm it.
+    def tell(
+        self, event: Event, now: float, facts: Mapping[str, str] | None = None
+    ) -> list[Letter]:
+        """Handle an event that comes from within, with facts that go with it. One who joins is sent
+        its server's model, and must confirm it.
         """
-        letters = super().tell(event, now)
+        self._facts = dict(facts or {})
+        try:
+            letters = super().tell(event, now)
+        finally:
+            self._facts = {}
         if isinstance(event, DeviceJoined) and self._notes.is_unstarted(event.device):
             letters += super().tell(DeviceReset(device=event.device), now)
         return letters
@@ -186,6 +207,8 @@ class ServerRole(Role):
         is then known of the device must be such a model.
         """
         event, limits, bound = letter.event, self.limits, self.blueprint.bound
+        if isinstance(event, Contributed):
+            return _check_contributed(event.device, letter.model, bound, self.z, limits)
         if not isinstance(event, Uploaded):
             return super()._check(letter)
         if bound.wire is None:
@@ -218,7 +241,8 @@ class ServerRole(Role):
         if not hasattr(event, "model"):
             return None
         bound = self.blueprint.bound
-        return (bound.upload if isinstance(event, Uploaded) else bound.model).size, DTYPE
+        is_upload = isinstance(event, Uploaded | Contributed)
+        return (bound.upload if is_upload else bound.model).size, DTYPE
 
     def _instead_of(self, event: Event, failed: Refused) -> Event | None:
         """An upload that is refused ends its activation: nobody waits for it, and the device is
@@ -251,12 +275,16 @@ class ServerRole(Role):
                 None if model is None else self._contribution(event.device, granted, model),
             )
         for command in commands:
-            if isinstance(command, Absorb):
-                age = self._notes.age(command.device)
-                weight = self.blueprint.bound.weight_of(command.device, age)
-                self._copies.absorb(command.device, weight)
-            elif isinstance(command, Admit):
-                self._copies.admit(command.device, number)
+            match command:
+                case Absorb(device=device):
+                    weight = self.blueprint.bound.weight_of(device, self._notes.age(device))
+                    self._copies.absorb(device, weight)
+                case Admit(device=device):
+                    self._copies.admit(device, number)
+                case CountNobody():
+                    self._copies.forget_all()
+                case Recount(device=device):
+                    self._copies.bring(device, self.machine.incarnation_of(device), model)
             if not self._recovering:
                 self._compute(command, event, model)
             if isinstance(command, Dismiss):
@@ -271,7 +299,9 @@ class ServerRole(Role):
         if current != before:
             self.store.save(current, finite(self.z, current, self.actor))
             self._notes.release(before)
-        if any(isinstance(command, OpenPhase | Admit | Dismiss) for command in commands):
+            self._report = None
+            self.store.drop(REPORT)
+        if isinstance(event, Recovered) or any(isinstance(c, CHANGE_SUMS) for c in commands):
             self._checkpoint()
 
     def _compute(self, command: Command, event: Event, model: Tensor | None) -> None:
@@ -284,31 +314,32 @@ class ServerRole(Role):
                 self.z = mixed if stepped and is_mixed else self._sum.step(mixed)
             case AdoptModel():
                 assert model is not None
-                self.z, self._report = model, None
-                self.store.drop(REPORT)
+                self.z = model
             case OpenPhase():
                 self._sum.open()
             case Absorb():
                 self._copies.count(self._sum)
-            case Admit() | Dismiss():
+            case CountNobody():
+                self._sum.nobody()
+            case Admit() | Dismiss() | Recount():
                 self._change(command)
 
-    def _change(self, command: Admit | Dismiss) -> None:
+    def _change(self, command: Admit | Dismiss | Recount) -> None:
         """Count one member more, or one less; what has been reported stays as it was."""
         if self._notes.reported and self._report is None:
             self._report = self._sum.vector()
             self.store.save(REPORT, self._report)
-        weight, members = self._weights[command.device], sorted(self.machine.members)
+        weight, members = self._weights[command.device], len(self.machine.members)
         if isinstance(command, Admit):
-            bound = self.blueprint.bound
+            bound, count = self.blueprint.bound, len(self.machine.contributors)
             first = bound.first_upload(self.z[: self.blueprint.size_F])
             self._copies.keep_start(command.device, first)
-            self._sum.change(weight, bound.contributed(command.device, first), len(members))
-        elif not command.anew:
-            self._sum.change(-weight, self._copies.counted(command.device), len(members))
+            self._sum.change(weight, bound.contributed(command.device, first), members, count)
+        elif isinstance(command, Dismiss) and not command.anew:
+            self._sum.change(-weight, self._copies.counted(command.device), members)
         else:
-            contributions = ((self._weights[i], self._copies.counted(i)) for i in members)
-            self._sum.form(contributions, len(members))
+            who = self.machine.contributors
+            self._sum.form(((self._weights[i], self._copies.counted(i)) for i in who), members)
 
     def _checkpoint(self) -> None:
         """Save the sum; what only its making needed can go."""
@@ -320,8 +351,10 @@ class ServerRole(Role):
     # what is where
     def _tensor(self, to: Actor, message: Event) -> Tensor | None:
         match message:
+            case ServerReady() if self._report is not None:
+                return self._report
             case ServerReady() if self.blueprint.cloud.sync:
-                return self._sum.vector() if self._report is None else self._report
+                return self._sum.vector()
             case ServerReady():
                 stepped = self.blueprint.method.order == "step, mix"
                 return self._sum.step(self.z) if stepped else self.z
@@ -384,6 +417,12 @@ class _DeviceProgress:
             raise Refused("hello", f"{device} does not say how far it is ({there!r:.200})")
         return there
 
+    def returned(self, device: int, last: int | None) -> Returned:
+        """For a server that has lost its memory; what it has accepted is accepted."""
+        is_over = self.uploading and self.activation == last
+        activation = self.activation + is_over
+        return Returned(device=device, activation=activation, incarnation=self.incarnation)
+
     def is_in_step_with(self, here: "_DeviceProgress", new: bool) -> bool:
         """Whether it can go on: next to be activated, or with an upload whose acknowledgement was
         lost. A new one has done nothing.
@@ -395,6 +434,30 @@ class _DeviceProgress:
         return self.activation == here.activation or (
             self.activation == here.activation - 1 and self.uploading
         )
+
+
+def _check_returning(machine: Server, device: Actor) -> None:
+    if not machine.takes_back:
+        raise Refused(
+            "ahead",
+            f"{device} has to wait: server/{machine.server} goes on from an older store, and first"
+            f" needs its coordinator's answer. {device} keeps its model and tries on",
+        )
+
+
+def _check_contributed(
+    device: int, model: Tensor | None, bound: Bound, z: Tensor, limits: TrustLimits
+) -> str | None:
+    """What a device brings again is as good as an upload."""
+    if not bound.keeps_last:
+        return None
+    is_sum = bound.wire is not None and bound.method.counts == "members"
+    dtype = CONTRIBUTION if is_sum else DTYPE
+    check_model(model, bound.upload.size, dtype, replace(limits, norm=None))
+    assert model is not None
+    sent = bound.sent_by(device, model).to(DTYPE) if is_sum else model
+    check_sent(sent, bound, z, limits)
+    return check_model(sent, len(sent), DTYPE, limits)
 
 
 def _check_message(wire: Wire, message: Tensor | None, size: int, limits: TrustLimits) -> None:

@@ -1,0 +1,107 @@
+"""A server whose disk is lost, or old, goes on under a new generation: its devices contribute
+again, nothing counts twice, and the merged log replays to the models on disk.
+"""
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from fedbcd.engines.deploy.roles.filestore import FileStore
+from fedbcd.engines.deploy.roles.recovery import recover
+from fedbcd.engines.deploy.roles.server import ServerRole
+from fedbcd.errors import RecordError
+from fedbcd.protocol.messages import COORDINATOR, Recalled
+from fedbcd.spec import RunSpec
+from support.deployments import CASES, Town, Unkind, federation
+
+SERVER = "server/0"
+
+
+def recovered(town: Town, backup: Path | None) -> int:
+    """The server comes up with a backup, or with nothing, brought up from its coordinator's log."""
+    town.kill(SERVER)
+    shutil.rmtree(town.folder / SERVER)
+    if backup is not None:
+        shutil.copytree(backup, town.folder / SERVER)
+    known = FileStore(town.folder / COORDINATOR, read_only=True)
+    role = town._opened(SERVER, FileStore(town.folder / SERVER, begin=backup is None))
+    assert isinstance(role, ServerRole)
+    try:
+        return recover(role, known, town.tick())
+    finally:
+        role.close()
+        known.close()
+
+
+def copied(town: Town, place: Path) -> Path:
+    town.kill(SERVER)
+    shutil.copytree(town.folder / SERVER, place)
+    town.restart(SERVER)
+    return place
+
+
+@pytest.mark.parametrize(
+    ("case", "old"),
+    [
+        ("fedbcd-sync", True),
+        ("fedbcd-async", True),
+        ("fedbcd-async", False),
+        ("fedbcd-i-async", True),
+        ("fedavg-sync", False),
+        ("twice-async", True),
+    ],
+)
+def test_a_server_goes_on_from_an_older_store(
+    case: str, old: bool, folder: Path, towns: list[Town]
+) -> None:
+    """From a backup, or from an empty disk."""
+    algorithm, cloud = CASES[case]
+    town = Town(folder / "town", RunSpec(algorithm, cloud, active=2), federation())
+    towns.append(town)
+    unkind = Unkind(town, 7, death=0.0, fail=0.0)
+    unkind.play(2)
+    backup = copied(town, folder / "backup") if old else None
+    go_on(unkind, 3)
+    before = {device: town.roles[device].machine.activation for device in ("device/0", "device/1")}
+    recovered(town, backup)
+    town.restart(SERVER)
+    server = town.roles[SERVER]
+    assert isinstance(server, ServerRole)
+    assert server.machine.generation == 1
+    go_on(unkind, 3)
+    unkind.calm()
+    assert not any(server.machine.is_awaited(device) for device in server.machine.members)
+    for device, activation in before.items():
+        assert town.roles[device].machine.activation >= activation
+        log = [step.event for step in town.roles[device].store.transitions()]
+        assert any(isinstance(event, Recalled) for event in log)
+    town.replayed()
+
+
+def go_on(unkind: Unkind, rounds: int) -> None:
+    """So many rounds more; who was turned away tries again."""
+    town = unkind.town
+    goal = town.rounds + rounds
+    for k in range(20_000):
+        if town.rounds >= goal:
+            return
+        if k % 50 == 0:
+            for actor in town.actors:
+                if actor.startswith("device/"):
+                    town.connect(actor)
+        unkind._step()
+    raise AssertionError(f"only {town.rounds} of {goal} rounds")
+
+
+def test_on_the_rigorous_cloud_only_the_newest_store_will_do(
+    folder: Path, towns: list[Town]
+) -> None:
+    """There a server takes steps alone, of which its coordinator hears nothing."""
+    algorithm, cloud = CASES["fedbcd-rigorous"]
+    town = Town(folder / "town", RunSpec(algorithm, cloud, active=2), federation())
+    towns.append(town)
+    Unkind(town, 7, death=0.0, fail=0.0).play(2)
+    backup = copied(town, folder / "backup")
+    with pytest.raises(RecordError, match="so nobody knows its log; put its newest store back"):
+        recovered(town, backup)
