@@ -593,7 +593,7 @@ def _content(file: str, there: Sequence[Wanted], have: Lines) -> dict[str, Any]:
 
 
 # seconds of a run on one core, roughly, for an estimate where none has been made on a CPU
-SECONDS = {"fig3": 60.0, "fig4": 60.0, "beta": 70.0, "rigo": 70.0, "aspg": 60.0, "smoo": 250.0}
+SECONDS = {"fig3": 60.0, "fig4": 60.0, "beta": 70.0, "rigo": 70.0, "aspg": 60.0, "smoo": 60.0}
 
 
 def show(todo: Sequence[Wanted], lines: Lines, workers: int) -> None:

@@ -402,7 +402,8 @@ def convert(value: Any, hint: Any, where: str, whole: bool = False) -> Any:
             ) from None
         return value if whole else number
     if not _is_a(value, hint, origin):
-        fits = _is_list(hint) and _is_a(value, arguments[0], None) and where[-1:] != "]"
+        fits = arguments and _is_list(hint) and where[-1:] != "]"
+        fits = fits and _is_a(value, arguments[0], typing.get_origin(arguments[0]))
         such = f", such as [{value!r:.60}]" if fits else ""
         raise ConfigError(f"{where} = {value!r:.80} must be {_in_words(hint)}{such}")
     return value

@@ -111,6 +111,7 @@ def test_the_log_grows_at_its_end_and_ends_as_the_merged_log(
     out, merged = world.town.merged()
     assert merged == end
     assert grown == out.read_bytes()
+    assert b'"journal"' not in grown  # a report's: the lines of its server, which are there
 
 
 @pytest.mark.parametrize("seed", [4, 5, 6])

@@ -3,7 +3,10 @@ resumed.
 """
 
 import json
+import os
 import re
+import signal
+import time
 from pathlib import Path
 
 import torch
@@ -19,6 +22,7 @@ from support.processes import (
     go_on,
     job,
     kill,
+    pid_of,
     run,
     running,
     status_of,
@@ -26,7 +30,7 @@ from support.processes import (
     summary_of,
     write_job,
 )
-from support.waiting import ended
+from support.waiting import ended, wait_for
 
 
 def test_each_role_is_killed_once_and_the_models_are_those_of_the_log(tmp_path: Path) -> None:
@@ -95,6 +99,25 @@ def test_each_role_is_killed_once_and_the_digest_is_that_of_the_undisturbed_run(
     assert all(torch.equal(tensors[0][key], other[key]) for other in tensors for key in ("x", "z"))
 
 
+def _silence_is_told(out: Path) -> None:
+    """Of a server that stands still, by who waits for it, in seconds and without words of gRPC."""
+    server = pid_of(out, "server/1")
+    os.kill(server, signal.SIGSTOP)
+    try:
+        wait_for(lambda: status_of(out, "coordinator").get("silent", {}).get("server/1", 0.0) > 3)
+        began = time.monotonic()
+        asked = run("status", out, "--plain")
+        took_s = time.monotonic() - began
+        silent_s = status_of(out, "coordinator")["silent"]["server/1"]
+    finally:
+        os.kill(server, signal.SIGCONT)
+    (told,) = re.findall(r"server 1: no answer for (\d+) s \(network\?\)", asked.stdout)
+    assert 3 <= int(told) <= silent_s + 1
+    assert asked.returncode == 1
+    assert took_s < 2.0 + silent_s  # it does not hang; on a machine with nothing else it takes 2 s
+    go_on(out, 2)
+
+
 def test_a_deployment_that_was_stopped_goes_on(tmp_path: Path) -> None:
     """SIGTERM stops everybody cleanly; --resume takes up what is durable and plays the remaining
     rounds. With FedBCD-I, offline rounds too.
@@ -104,10 +127,15 @@ def test_a_deployment_that_was_stopped_goes_on(tmp_path: Path) -> None:
     out = tmp_path / "run"
     file = write_job(
         tmp_path,
-        job(run=ENDLESS, algorithm={"name": "fedbcd-i", "device_step": 0.02, "steps": [1, 2]}),
+        job(
+            run=ENDLESS,
+            algorithm={"name": "fedbcd-i", "device_step": 0.02, "steps": [1, 2]},
+            deploy={"peer_s": [2.0, 2.0]},
+        ),
     )
     with running("up", file, "--time-scale", "0.05", "--plain", "--out", out) as up:
         go_on(out, 2)
+        _silence_is_told(out)
         up.terminate()
         _, said = ended(up)
         assert up.returncode == 130, said

@@ -2,6 +2,9 @@
 
 import copy
 import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -61,3 +64,23 @@ def test_code_that_fails_is_named_before_a_process_begins() -> None:
         vars(wrong).update(given)
         with pytest.raises(ConfigError, match=rf"{name} fail.*KeyError: .*own_kinds.py line \d+\)"):
             rehearse_apart(spec, wrong)
+
+
+def test_a_parent_that_has_used_several_threads_of_torch_does_not_stop_its_children() -> None:
+    """As on every machine with several cores; the tests have one thread."""
+    script = (
+        "import torch, fedbcd as fb;"
+        "from fedbcd.engines.deploy.local.up import rehearse_apart;"
+        "from support.runs import federation;"
+        "torch.set_num_threads(2);"
+        "torch.ones(2**18).exp().sum();"
+        "rehearse_apart(fb.RunSpec(fb.FedBCD(batch=2), active=2), federation())"
+    )
+    tests = str(Path(__file__).parents[1])
+    done = subprocess.run(
+        [sys.executable, "-c", script],
+        env={**os.environ, "PYTHONPATH": tests, "OMP_NUM_THREADS": "2"},
+        timeout=100,
+        check=False,
+    )
+    assert done.returncode == 0

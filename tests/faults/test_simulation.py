@@ -76,6 +76,9 @@ CAUGHT_BY = {
     "twins_are_not_told_apart": 327,
     "nobody_asks_for_ever": 40,
     "a_mix_has_room_for_five": 382,
+    "deadlines_of_earlier_phases_count": 26,
+    "overdue_phases_end_with_nobody": 0,
+    "what_was_lost_counts_on": 5,
 }
 
 

@@ -3,7 +3,8 @@ interface (TUN) that leads to this program, which passes packets on, late, seldo
 
 It needs neither netem nor iptables. `python -m faultsim.lines NAMESPACE=ADDRESS ...` reads orders
 on its input, one JSON object a line: `{"host": 3, ...}` and what is to be of that host's line from
-now on. Left out means as it should be, so `{"host": 3}` repairs all.
+now on. Left out means as it should be, so `{"host": 3}` repairs all; `{"host": 3, "look": true}`
+changes nothing. The answer is how many bytes have passed from and to this host.
 
 rate      bytes a second each way; behind it a buffer of BUFFER bytes, beyond which packets are lost
 delay     seconds each way
@@ -88,6 +89,8 @@ class Line:
     down: Way = field(default_factory=Way)
     flows: set[bytes] = field(default_factory=set)
     forgotten: set[bytes] = field(default_factory=set)
+    bytes_up: int = 0  # that have been passed on, with all headers
+    bytes_down: int = 0
 
     def obey(self, order: dict[str, Any]) -> None:
         """An order in full."""
@@ -159,8 +162,10 @@ class Router:
                 *orders, rest = (rest + said).split(b"\n")
                 for text in orders:
                     order = json.loads(text)
-                    self.lines[order["host"]].obey(order)
-                    print("done", flush=True)
+                    line = self.lines[order["host"]]
+                    if not order.get("look"):
+                        line.obey(order)
+                    print(f"{line.bytes_up} {line.bytes_down}", flush=True)
             self._deliver(time.monotonic())
 
     def _take_all(self, handle: int, source: int) -> None:
@@ -188,9 +193,11 @@ class Router:
             when, _, source, target, packet = heapq.heappop(self._due)
             line = self.lines[target]
             if source < 0:  # it has come all the way
+                line.bytes_down += len(packet)
                 with suppress(OSError):
                     os.write(line.tun, packet)
             elif line.passes(packet):
+                self.lines[source].bytes_up += len(packet)
                 self._later(line.down.leaves(len(packet), when), -1, target, packet)
 
 
@@ -236,14 +243,13 @@ class Lines:
             [sys.executable, "-m", "faultsim.lines", *words],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment(),
         )  # fmt: skip
-        self._wait_for("ready\n")
+        if self._answer() != "ready":
+            raise OSError("the program between the hosts has not started")
 
-    def _wait_for(self, word: str) -> None:
+    def _answer(self) -> str:
         assert self._router is not None
         assert self._router.stdout is not None
-        said = self._router.stdout.readline()
-        if said != word:
-            raise OSError(f"the program between the hosts said {said!r}")
+        return self._router.stdout.readline().strip()
 
     def namespace(self, host: str) -> str:
         """The name of a host's own."""
@@ -253,13 +259,18 @@ class Lines:
         """Where it is."""
         return f"{NETWORK}.{self.hosts.index(host) + 1}"
 
-    def set(self, host: str, **order: Any) -> None:
-        """How a host's line is from now on; nothing: good."""
+    def passed(self, host: str) -> tuple[int, int]:
+        """Bytes from and to a host until now."""
+        return self.set(host, look=True)
+
+    def set(self, host: str, **order: Any) -> tuple[int, int]:
+        """How a host's line is from now on; nothing: good. Bytes from and to it until now."""
         assert self._router is not None
         assert self._router.stdin is not None
         self._router.stdin.write(json.dumps({"host": self.hosts.index(host), **order}) + "\n")
         self._router.stdin.flush()
-        self._wait_for("done\n")
+        up, down = map(int, self._answer().split())
+        return up, down
 
     def move(self, host: str) -> None:
         """Another address, and the old one is gone (a device in another network)."""

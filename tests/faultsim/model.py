@@ -38,6 +38,7 @@ from fedbcd.protocol.messages import (
     AdoptModel,
     Contributed,
     CountNobody,
+    DeadlinePassed,
     Declined,
     Dismiss,
     Event,
@@ -161,7 +162,7 @@ def _check_logs(
     check_coordinator(plan, logs[COORDINATOR], wire)
     for device in range(plan.devices):
         check_offline_limit(plan, device, logs[f"device/{device}"])
-    check_promises(letters, servers)
+    check_promises(letters, servers, lost)
     return servers
 
 
@@ -372,11 +373,15 @@ def check_server(plan: Blueprint, server: int, log: Log, wire: Wire) -> ServerSt
     )
     granted: dict[int, Activated] = {}
     uncounted: set[int] = set()  # members that have not contributed since it was recovered
+    enough = plan.active
     for step in log:
         event: Any = step.event
         if isinstance(event, Recovered):
             story.recovered, story.held, granted, unstarted = True, [], {}, set()
             uncounted, active, excused = {*members}, set(), set()
+        if isinstance(event, DeadlinePassed) and event.phase == phase and not waiting:
+            assert plan.deadline is not None
+            enough = min(plan.active, plan.deadline.least)
         if (
             isinstance(event, Uploaded)
             and Send(to=f"device/{event.device}", message=Acknowledged(activation=event.activation))
@@ -420,6 +425,7 @@ def check_server(plan: Blueprint, server: int, log: Log, wire: Wire) -> ServerSt
                             f"server {server} opened phase {command.phase} after {phase}"
                         )
                     phase, waiting, active, excused = command.phase, False, set(), set()
+                    enough = plan.active
                 case Absorb():
                     key = (command.device, command.activation)
                     if key not in story.held:
@@ -483,7 +489,7 @@ def check_server(plan: Blueprint, server: int, log: Log, wire: Wire) -> ServerSt
                         raise Violation(f"server {server} sent {activated} after {granted[device]}")
                 case Send(message=ServerReady() as ready):
                     if ready.iteration == 0 and len(active) < min(
-                        plan.active, len(members - excused)
+                        enough, len(members - excused)
                     ):  # members may join between iterations
                         raise Violation(
                             f"server {server} reported phase {phase} with {len(active)} uploads"
@@ -751,9 +757,12 @@ def check_lives(world: World) -> None:
 
 # ------------------------------------------------------------------------------------------------
 # the end
-def check_promises(letters: Iterable[Letter], servers: Mapping[int, ServerStory]) -> None:
+def check_promises(
+    letters: Iterable[Letter], servers: Mapping[int, ServerStory], lost: Collection[Actor]
+) -> None:
     """Every acknowledgement that ever left a server is kept: the upload is in its log, and counted
-    once or about to be.
+    once or about to be. Only where the disk of a server and that of the device are lost, nobody has
+    it, and the device may come to nothing in the same activation.
     """
     for letter in letters:
         if isinstance(letter.event, Acknowledged):
@@ -762,7 +771,8 @@ def check_promises(letters: Iterable[Letter], servers: Mapping[int, ServerStory]
                 (number_of(letter.to), letter.event.activation),
             )
             times = story.counted.count(key) + story.held.count(key)
-            if story.recovered and times < 2 and key not in story.declined:
+            is_kept = key not in story.declined or letter.to in lost
+            if story.recovered and times < 2 and is_kept:
                 continue  # it is in what its device has contributed again, or has yet to
             if times != (0 if key in story.withdrawn else 1) or key in story.declined:
                 raise Violation(f"{letter.sender} acknowledged {key} and counts it {times} times")

@@ -38,7 +38,7 @@ from fedbcd.protocol import (
     device as devices,
     server as servers,
 )
-from fedbcd.protocol.messages import Command, Event, RetryDue, Uploaded
+from fedbcd.protocol.messages import Command, DeadlinePassed, Event, RetryDue, Uploaded
 
 MOST = 2000  # seeds, for each
 
@@ -619,6 +619,29 @@ def a_mix_has_room_for_five() -> Any:
     return patch.object(coordinators.AsyncCoordinator, "_fits", fits)
 
 
+def deadlines_of_earlier_phases_count() -> Any:
+    """A timer that was set for a phase ends the next one, if that one has ended by then."""
+    whole = Server._deadline_passed
+
+    def passed(self: Server, _: Event) -> list[Command]:
+        return whole(self, DeadlinePassed(phase=self.phase))
+
+    return patch.dict(
+        servers.TRANSITIONS, {(servers.ServerState.COLLECTING, DeadlinePassed): passed}
+    )
+
+
+def overdue_phases_end_with_nobody() -> Any:
+    """A phase whose deadline has passed ends with one upload too few."""
+    whole = Server._needed
+    return patch.object(Server, "_needed", lambda self: whole(self) - self._is_overdue)
+
+
+def what_was_lost_counts_on() -> Any:
+    """A server that was recovered keeps what its sum was, and adds what devices bring again."""
+    return patch.object(contributions.Sum, "nobody", lambda _: None)
+
+
 MUTATIONS: dict[str, Callable[[], Any]] = {
     mutation.__name__: mutation
     for mutation in (
@@ -683,6 +706,9 @@ MUTATIONS: dict[str, Callable[[], Any]] = {
         twins_are_not_told_apart,
         nobody_asks_for_ever,
         a_mix_has_room_for_five,
+        deadlines_of_earlier_phases_count,
+        overdue_phases_end_with_nobody,
+        what_was_lost_counts_on,
     )
 }
 

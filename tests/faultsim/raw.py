@@ -25,6 +25,7 @@ ROOT = Path(__file__).parents[2]
 RAW = ROOT / "docs" / "results" / "reliability"
 PAGE = ROOT / "docs" / "reliability.md"
 MARKED = re.compile(r"(<!-- raw -->\n).*?(<!-- end -->)", re.S)
+FAULTS = re.compile(r"(<!-- faults of the network -->\n).*?(<!-- end -->)", re.S)
 
 # name -> what is run, long and short
 PARTS: dict[str, tuple[str, str]] = {
@@ -34,6 +35,10 @@ PARTS: dict[str, tuple[str, str]] = {
     "chaos": ("faultsim.chaos --seconds 300", "faultsim.chaos --seconds 120"),
     "fuzz": ("faultsim.fuzz --seconds 120", "faultsim.fuzz --seconds 20"),
     "hosts": ("faultsim.hosts --seconds 8", "faultsim.hosts --seconds 8"),
+    "network": (
+        "faultsim.network --within 15",
+        "faultsim.network --within 15 --seconds 10",
+    ),
     "big": ("faultsim.big --megabytes 1000 --active 1 --no-replay", "faultsim.big --megabytes 64"),
     "load": (
         "faultsim.load --devices 1000 --seconds 60",
@@ -151,6 +156,35 @@ def _hosts(lines: Sequence[str]) -> str:
     return f"{found['rounds']} rounds, {found['restarts']} restarts, {cut}"
 
 
+def _network(lines: Sequence[str]) -> str:
+    """How long it took after the faults, in a sentence; `network_table` has each."""
+    came = [one for one in objects(lines) if "fault" in one]
+    worst = max(came, key=lambda one: one["recovered_s"])
+    return (
+        f"{len(came)} faults, {objects(lines)[-1]['restarts']} restarts; two more rounds at most"
+        f" {worst['recovered_s']} s after ({worst['fault']}, {worst['host']})"
+    )
+
+
+def network_table() -> str:
+    """Fault by fault: the time without a round, and the time to recover."""
+    rows = [
+        "| fault | of the lines of | for | rounds meanwhile | longest without a round | two more"
+        " rounds after its end |",
+        "|---|---|---|---|---|---|",
+    ]
+    path = RAW / "network.txt"
+    for one in objects(parts_of(path)[1]) if path.exists() else ():
+        if "fault" in one:
+            lasted = f"{one['lasted_s']:g} s" if one["lasted_s"] else "good"
+            without, after = one["without_a_round_s"], one["recovered_s"]
+            rows.append(
+                f"| {one['fault']} | {one['host']} | {lasted} | {one['rounds_meanwhile']} |"
+                f" {without} s | {after} s |"
+            )
+    return "\n".join(rows)
+
+
 def _last(*names: str) -> Callable[[Sequence[str]], str]:
     """Some entries of the last object."""
 
@@ -184,6 +218,7 @@ SAID: dict[str, Callable[[Sequence[str]], str]] = {
     "fuzz": _fuzz,
     "growth": _growth,
     "hosts": _hosts,
+    "network": _network,
     "big": _last("model_bytes", "rounds", "most_memory_in_models", "bytes_over_least", "replayed"),
 }
 
@@ -203,7 +238,8 @@ def table() -> str:
 
 
 def filled(text: str) -> str:
-    """The page with its table as the files have it."""
+    """The page with its tables as the files have them."""
+    text = FAULTS.sub(lambda m: f"{m[1]}\n{network_table()}\n\n{m[2]}", text)
     return MARKED.sub(lambda m: f"{m[1]}\n{table()}\n\n{m[2]}", text)
 
 

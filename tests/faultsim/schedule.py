@@ -156,6 +156,7 @@ def blueprint_of(
     active: int,
     late: frozenset[int] = frozenset(),
     servers: int = SERVERS,
+    deadline: fb.Deadline | None = None,
 ) -> Blueprint:
     """A plan with a model of three numbers; the `late` devices are no members before they join."""
     _, algorithm, cloud = CASES[case]
@@ -168,7 +169,8 @@ def blueprint_of(
     nn.init.constant_(module.bias, -0.5)
     if isinstance(algorithm, fb.FedBCD | fb.FedBCDI):
         algorithm = replace(algorithm, penalty=[gamma_of(d) for d in range(devices)])
-    spec = RunSpec(algorithm, cloud, active=active, joins=dict.fromkeys(late, 1))
+    joins = dict.fromkeys(late, 1)
+    spec = RunSpec(algorithm, cloud, active=active, joins=joins, deadline=deadline)
     return Blueprint.make(spec, active, groups, [4 + d for d in range(devices)], module)
 
 
@@ -188,6 +190,7 @@ class Schedule:
     servers: int = SERVERS
     until: float = UNTIL
     pace: float = 1.0  # by which everything that is no trouble takes longer
+    deadline: fb.Deadline | None = None  # of phases
 
     @classmethod
     def of(cls, seed: int) -> "Schedule":
@@ -204,7 +207,8 @@ class Schedule:
             for d in range(servers * members)
             if d % members and Fault.CHANGE in chosen and chance.random() < 0.3
         )
-        plan = blueprint_of(case, members, active, late, servers)
+        deadline = _deadline(random.Random(f"deadline {seed}"), active)
+        plan = blueprint_of(case, members, active, late, servers, deadline)
         faults = [_draw(chance, chance.choice(chosen), plan) for _ in range(chance.randint(2, 14))]
         together = chance.choice([0.0, 0.05, 0.3])
         faults += _apart(seed, plan, faults)
@@ -216,18 +220,26 @@ class Schedule:
         faults = [_scaled(planned, until / UNTIL, is_long) for planned in faults]
         ordered = tuple(sorted(faults, key=lambda planned: planned.at))
         return cls(
-            seed, case, members, active, late, together, ordered, servers, until, pace
-        )  # fmt: skip
+            *(seed, case, members, active, late, together, ordered),
+            *(servers, until, pace, deadline),
+        )
 
     @property
     def blueprint(self) -> Blueprint:
         """The plan of the deployment."""
-        return blueprint_of(self.case, self.members, self.active, self.late, self.servers)
+        who = self.case, self.members, self.active, self.late, self.servers
+        return blueprint_of(*who, self.deadline)
 
 
 def is_rare(seed: int, shift: int) -> bool:
     """One in `RARE`, of every case."""
     return (seed + shift) % RARE == (seed // RARE) % RARE
+
+
+def _deadline(chance: random.Random, active: int) -> fb.Deadline | None:
+    """A fifth of the seeds have one; some of them are early."""
+    after, least, spare = chance.uniform(0.2, 2.0), chance.randint(1, active), chance.randint(0, 2)
+    return fb.Deadline(round(after, 2), least, spare) if chance.random() < 0.2 else None
 
 
 def _chosen(chance: random.Random, members: int) -> list[Fault]:

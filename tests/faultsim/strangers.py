@@ -59,7 +59,7 @@ class Hostile:
 
     def _say(self, sender: str, host: "Node") -> None:
         role = host.role
-        if role is None or host.paused_until > self._world.now:
+        if role is None or host.dying is not None or host.paused_until > self._world.now:
             return
         if host.actor != COORDINATOR and role.machine.state is ServerState.NEW:
             return

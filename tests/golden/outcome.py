@@ -51,7 +51,7 @@ def differences(
     before: Any, after: Any, where: str = "", meant: Sequence[Meant] = ()
 ) -> Iterator[str]:
     """Where two plain outcomes differ, beyond what is meant. What only the second has is no
-    difference: the tree may say more than the wheel did.
+    difference: the tree may say more than the wheel did, and where that had an empty list.
     """
     if isinstance(before, Mapping) and isinstance(after, Mapping):
         for key in before:
@@ -61,7 +61,7 @@ def differences(
             else:
                 yield from differences(before[key], after[key], place, meant)
     elif isinstance(before, list | tuple) and isinstance(after, list | tuple):
-        if len(before) != len(after):
+        if before and len(before) != len(after):
             yield f"{where} has {len(after)} entries, not {len(before)}"
         for number, (one, other) in enumerate(zip(before, after, strict=False)):
             yield from differences(one, other, f"{where}[{number}]", meant)

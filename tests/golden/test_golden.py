@@ -78,6 +78,8 @@ def test_an_error_of_either_is_a_difference(tmp_path: Path) -> None:
 
 def test_what_only_the_tree_says_is_no_difference_and_what_it_leaves_out_is_one() -> None:
     assert list(differences({"a": 1}, {"a": 1, "b": 2})) == []
+    assert list(differences({"a": []}, {"a": [1]})) == []
+    assert list(differences({"a": [1]}, {"a": []})) == ["a has 0 entries, not 1"]
     assert list(differences({"a": [1, 2]}, {"a": [1]})) == ["a has 1 entries, not 2"]
     assert list(differences({"a": {"b": 1.0}}, {"a": {}})) == ["a.b is missing"]
     assert list(differences({"a": True}, {"a": 1})) == ["a: True before, 1 now"]

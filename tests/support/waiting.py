@@ -13,25 +13,32 @@ from collections.abc import Callable
 from typing import Any
 
 LIMIT_S = 180.0
-LOOK_S = 0.02
+LOOK_S, LONGEST_S = 0.02, 0.5
 
 
 def wait_for(condition: Callable[[], Any], what: str = "", limit_s: float = LIMIT_S) -> Any:
     """Until the condition gives something true; what it gave."""
-    until = time.monotonic() + limit_s
+    began = time.monotonic()
     while not (found := condition()):
-        assert time.monotonic() < until, _missing(condition, what, limit_s)
-        time.sleep(LOOK_S)
+        waited = time.monotonic() - began
+        assert waited < limit_s, _missing(condition, what, limit_s)
+        time.sleep(_pause(waited))
     return found
 
 
 async def eventually(condition: Callable[[], Any], what: str = "", limit_s: float = LIMIT_S) -> Any:
     """`wait_for` where others go on meanwhile."""
-    until = time.monotonic() + limit_s
+    began = time.monotonic()
     while not (found := condition()):
-        assert time.monotonic() < until, _missing(condition, what, limit_s)
-        await asyncio.sleep(LOOK_S / 4)
+        waited = time.monotonic() - began
+        assert waited < limit_s, _missing(condition, what, limit_s)
+        await asyncio.sleep(_pause(waited) / 4)
     return found
+
+
+def _pause(waited: float) -> float:
+    """A twentieth of what it has waited: who waits long need not look often."""
+    return min(max(LOOK_S, waited / 20), LONGEST_S)
 
 
 def _missing(condition: Callable[[], Any], what: str, limit_s: float) -> str:

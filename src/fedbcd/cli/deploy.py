@@ -589,6 +589,9 @@ def status_command(
     certificates: Certificates = None,
     plain: Plain = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one object per role.")] = False,
+    timeout: Annotated[
+        float, typer.Option(help="Seconds that a role has to answer; more over long distances.")
+    ] = 1.5,
 ) -> None:
     """Ask the coordinator and the servers of a running deployment how they are doing; needs the
     certificate of 'operator'.
@@ -599,7 +602,7 @@ def status_command(
         os.environ,
         {"certificates": certificates, "plain": plain},
     )
-    found = _statuses(options)
+    found = _statuses(options, timeout)
     for status in found if as_json else ():
         print(json.dumps(status))
     silent = [status for status in found if "error" in status]
@@ -608,33 +611,53 @@ def status_command(
     elif not as_json:
         show(_status_table(found), Console())
         for status in found:
+            if "error" in status:
+                say(f"{status['actor'].replace('/', ' ')}: {status['error']}", Console())
             for sentence in status.get("trouble", ()):
                 say(f"{status['actor']}: {sentence}", Console())
     if silent:
         raise typer.Exit(1)
 
 
-def _statuses(options: Deploy) -> list[dict[str, Any]]:
-    """What coordinator and servers say of themselves, or why one says nothing."""
+def _statuses(options: Deploy, timeout_s: float) -> list[dict[str, Any]]:
+    """What coordinator and servers say of themselves, or why one says nothing; all are asked at
+    once, at all of their addresses.
+    """
     import asyncio
 
     from fedbcd.engines.deploy.links.operator_client import request_status
 
     security = _operator(options)
 
-    async def ask(actor: Actor) -> dict[str, Any]:
+    async def ask(actor: Actor, address: str) -> dict[str, Any]:
         try:
-            return await request_status(
-                actor, options.addresses_of(actor)[0], security, timeout_s=5.0
-            )
+            return await request_status(actor, address, security, timeout_s)
         except Refused as error:
             return {"actor": actor, "error": str(error)}
 
     async def ask_all() -> list[dict[str, Any]]:
-        servers = (server_actor(n) for n in range(len(options.servers)))
-        return await asyncio.gather(*map(ask, (COORDINATOR, *servers)))
+        actors = (COORDINATOR, *(server_actor(n) for n in range(len(options.servers))))
+        asked = [(actor, place) for actor in actors for place in options.addresses_of(actor)]
+        answers = await asyncio.gather(*(ask(actor, place) for actor, place in asked))
+        found: dict[Actor, dict[str, Any]] = {}
+        for (actor, _), answer in zip(asked, answers, strict=True):
+            if actor not in found or "error" not in answer:
+                found[actor] = answer
+        return _with_silence([*found.values()], timeout_s)
 
     return asyncio.run(ask_all())
+
+
+def _with_silence(found: list[dict[str, Any]], timeout_s: float) -> list[dict[str, Any]]:
+    """The coordinator knows for how long nothing has been heard of a server that does not
+    answer.
+    """
+    silent: dict[str, float] = found[0].get("silent", {})
+    for status in found:
+        if status.get("error", "").endswith("(network?)"):
+            seconds = silent.get(status["actor"], timeout_s)
+            status["error"] = f"no answer for {seconds:.0f} s (network?)"
+    return found
 
 
 def _nobody(file: Path, silent: list[dict[str, Any]]) -> str:
@@ -647,7 +670,11 @@ def _nobody(file: Path, silent: list[dict[str, Any]]) -> str:
         stands = standing_of(read_run(file))
         if stands.state != "running":
             return f"{stands.words}; no role runs" if stands.state == "finished" else stands.words
-    return f"no role answers: {silent[0]['error']}" + (
+    first = silent[0]
+    why = first["error"]
+    if why.endswith("(network?)"):
+        why = f"{first['actor'].replace('/', ' ')}: {why}"
+    return f"no role answers: {why}" + (
         f"; nor do its {len(silent) - 1} servers" if silent[1:] else ""
     )
 
@@ -657,7 +684,7 @@ def _status_table(found: list[dict[str, Any]]) -> Grid:
     table = table_of(*names, words=("role", "waits for", "clocks that are off"), plain=True)
     for status in found:
         if "error" in status:
-            table.add_row(status["actor"], "-", "-", "-", status["error"], "")
+            table.add_row(status["actor"], "-", "-", "-", "-", "")
             continue
         table.add_row(
             status["actor"],

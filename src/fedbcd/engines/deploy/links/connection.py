@@ -63,6 +63,10 @@ class Connection:
         return self._in.has_heard
 
     @property
+    def heard_at(self) -> float:
+        return self._in.heard_at
+
+    @property
     def moved_at(self) -> float:
         """When a frame last came, or a part of a model last arrived there; now, while a frame is
         dealt with.

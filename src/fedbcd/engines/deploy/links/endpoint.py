@@ -93,7 +93,9 @@ class LinkEnd:
         self._refusals = Refusals(self.counts, self._log)
         self._traffic = LinkTraffic(WireLimits.of(model), self.counts, self._refusals, self.options)
         self._peers: dict[Actor, Peer] = {}
-        self._moved: dict[Actor, float] = {}  # when a model moved on connections that have ended
+        # of connections that have ended: when a model moved, when anything was heard
+        self._moved: dict[Actor, float] = {}
+        self._heard: dict[Actor, float] = {}
 
     @property
     def connected(self) -> frozenset[Actor]:
@@ -117,6 +119,12 @@ class LinkEnd:
     def trouble(self) -> list[str]:
         """What stands between this role and its peers, a sentence each."""
         return [*self._refusals.trouble.values()]
+
+    @property
+    def silent_s(self) -> dict[Actor, float]:
+        """Peers that were connected and are not, and how long nothing has been heard of them."""
+        now = time.monotonic()
+        return {peer: now - at for peer, at in self._heard.items() if peer not in self._peers}
 
     def moved_at(self, peer: Actor) -> float:
         """When something last moved between a peer and us, by the monotonic clock; see
@@ -164,6 +172,7 @@ class LinkEnd:
             return await entry.connection.run()
         finally:
             self._moved[peer] = entry.connection.model_moved_at
+            self._heard[peer] = entry.connection.heard_at
             if self._peers.get(peer) is entry:
                 del self._peers[peer]
                 self._log.info("disconnected", peer=peer)

@@ -1,5 +1,6 @@
 """What an operator asks of a listener: how it is doing, and to admit or dismiss a device."""
 
+import asyncio
 from collections.abc import Awaitable
 from typing import Any
 
@@ -23,6 +24,13 @@ except ImportError as missing:
     raise MissingExtra(missing.name or "grpcio") from None
 
 
+class NoAnswer(Refused):
+    """Nothing is heard of a role: is it the network, or does its process stand still?"""
+
+    def __init__(self, peer: Actor, address: str) -> None:
+        super().__init__("unreachable", f"{peer} does not answer at {address} (network?)")
+
+
 async def request_status(
     peer: Actor, address: str, security: Security, timeout_s: float = 10.0
 ) -> dict[str, Any]:
@@ -30,7 +38,8 @@ async def request_status(
         ask = channel.unary_unary(
             f"/{SERVICE}/Status", StatusRequest.SerializeToString, StatusReply.FromString
         )
-        reply: StatusReply = await _answered(ask(StatusRequest(), timeout=timeout_s), peer, address)
+        call = asyncio.wait_for(ask(StatusRequest(), timeout=timeout_s), timeout_s)
+        reply: StatusReply = await _answered(call, peer, address)
     return parse_text(reply.body)
 
 
@@ -53,11 +62,15 @@ async def ask_change(
 async def _answered(call: Awaitable[Any], peer: Actor, address: str) -> Any:
     try:
         return await call
+    except TimeoutError:
+        raise NoAnswer(peer, address) from None
     except grpc.aio.AioRpcError as error:
         if error.code() is grpc.StatusCode.PERMISSION_DENIED:
             raise RefusedForGood(str(error.details())) from None
         if error.code() is grpc.StatusCode.FAILED_PRECONDITION:
             raise Refused("change", str(error.details())) from None
+        if error.code() is grpc.StatusCode.DEADLINE_EXCEEDED:
+            raise NoAnswer(peer, address) from None
         raise Refused(
             "unreachable", f"{peer} does not answer at {address}: {_reason(error)}"
         ) from None

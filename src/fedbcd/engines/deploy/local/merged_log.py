@@ -31,6 +31,7 @@ from fedbcd.protocol.messages import (
     ModelRef,
     Restored,
     Send,
+    ServerReady,
     StepModel,
     Trained,
     Uploaded,
@@ -91,6 +92,8 @@ class Merger:
             return [self._noted(step)] if device.takes(step) else []
         if step.actor == COORDINATOR:
             self._coordinator.handle(step.event)
+            if isinstance(step.event, ServerReady):  # whose journal is here already, as lines
+                step = replace(step, event=replace(step.event, journal=""))
             return [self._noted(step)]
         over = self._over(step)
         if over is None or self._device(over.device).made == over.upload:

@@ -15,6 +15,8 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from fedbcd.data.federation import Federation
 from fedbcd.engines.deploy.links.certs import Authority
 from fedbcd.engines.deploy.local.growing_log import GrowingLog, Settled
@@ -91,6 +93,7 @@ def rehearse_apart(spec: RunSpec, federation: Federation) -> None:
 
 
 def _rehearse(said: Connection, spec: RunSpec, federation: Federation) -> None:
+    torch.set_num_threads(1)  # a fork has none of its parent's, and would wait for them for ever
     try:
         rehearse(spec, federation)
     except FedBCDError as error:

@@ -102,7 +102,10 @@ class CoordinatorProcess(Process):
 
     def status(self) -> dict[str, Any]:
         released = {str(server): phase for server, phase in self._released.items()}
+        listener = self.peers.listener
+        silent = {} if listener is None else listener.silent_s
         return {
+            "silent": {server: round(seconds, 1) for server, seconds in silent.items()},
             "round": self._settled,
             "rounds": self.role.rounds,
             "finished": self.finished,

@@ -76,6 +76,7 @@ class DeviceProcess(Process):
         self._undone = 0  # activations and offline rounds, since this process began
         self._trouble = ""  # why the latest of them was
         self._asked = -1  # the latest phase in which it asked; a device takes part once in a phase
+        self._uploaded = -1  # the latest activation whose upload was begun
 
     # ---------------------------------------------------------------------------------------------
     # the process
@@ -89,10 +90,11 @@ class DeviceProcess(Process):
 
     def after(self, letters: list[Letter]) -> None:  # noqa: ARG002
         machine = self.role.machine
-        if machine.state in (
-            DeviceState.UPLOADING,
-            DeviceState.WITHDRAWING,
-        ):  # also when it was let in on a request from an earlier phase
+        is_uploading = machine.state in (DeviceState.UPLOADING, DeviceState.WITHDRAWING)
+        # also when it was let in on a request from an earlier phase. An upload that is said again
+        # after a cut may be of a phase that is over; who asks too early waits for the next
+        if is_uploading and not (self.pace.has_own_timers and self._uploaded == machine.activation):
+            self._uploaded = machine.activation
             self._asked = max(self._asked, self._phase.phase)
         self.metrics.rounds.set(machine.activation)
         kind = UNANSWERED.get(machine.state)

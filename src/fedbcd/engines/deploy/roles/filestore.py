@@ -280,13 +280,14 @@ class _Database:
 
     def _place(self, number: int | None, time: float, line: tuple[int, Transition] | None) -> int:
         """The number after that of the transition that is looked for; -1: it is not there."""
-        encoded = None if line is None else _encoded(line[1])[2:]
 
         def is_it(row: tuple[Any, ...]) -> bool:
-            its_number, its_time, _, *said = row
-            if its_time == time and number in (None, its_number + 1):
+            if row[1] == time and number in (None, row[0] + 1):
                 return True
-            return line is not None and its_number == line[0] - 1 and (*said,) == encoded
+            if line is None or row[0] != line[0] - 1:
+                return False
+            there = _decoded(*row[1:])  # its time may be another there, and a journal is left out
+            return (there.event, there.commands) == (line[1].event, line[1].commands)
 
         wanted = [n - 1 for n in (number, line and line[0]) if n is not None]
         since = min(wanted) if number is not None and wanted else 0
