@@ -10,7 +10,7 @@ import pytest
 from fedbcd.engines.deploy.roles.filestore import FileStore
 from fedbcd.engines.deploy.roles.recovery import recover
 from fedbcd.engines.deploy.roles.server import ServerRole
-from fedbcd.errors import RecordError
+from fedbcd.errors import RecordError, Refused
 from fedbcd.protocol.messages import COORDINATOR, Recalled
 from fedbcd.spec import RunSpec
 from support.deployments import CASES, Town, Unkind, federation
@@ -105,3 +105,76 @@ def test_on_the_rigorous_cloud_only_the_newest_store_will_do(
     backup = copied(town, folder / "backup")
     with pytest.raises(RecordError, match="so nobody knows its log; put its newest store back"):
         recovered(town, backup)
+
+
+def beginning(folder: Path, towns: list[Town], rounds: int) -> tuple[Town, Unkind]:
+    algorithm, cloud = CASES["fedbcd-async"]
+    town = Town(folder / "town", RunSpec(algorithm, cloud, active=2), federation())
+    towns.append(town)
+    unkind = Unkind(town, 7, death=0.0, fail=0.0)
+    unkind.play(rounds)
+    return town, unkind
+
+
+def tell_round(town: Town) -> None:
+    """As the coordinator does before it gives any answer of a round."""
+    for actor, role in town.roles.items():
+        if isinstance(role, ServerRole):
+            assert actor.startswith("server/")
+            role.coordinator.told(town.rounds)
+
+
+def test_every_server_notices_a_coordinator_that_is_rolled_back_by_a_mix(
+    folder: Path, towns: list[Town]
+) -> None:
+    """Also those that were in none of the mixes since; in 0.1.0 these went on with it, and the
+    round count went back.
+    """
+    town, unkind = beginning(folder, towns, 2)
+    town.kill(COORDINATOR)
+    shutil.copytree(town.folder / COORDINATOR, folder / "old")
+    town.restart(COORDINATOR)
+    go_on(unkind, 1)
+    tell_round(town)
+    shutil.move(town.folder / COORDINATOR, folder / "newest")
+    town.kill(COORDINATOR)
+    shutil.copytree(folder / "old", town.folder / COORDINATOR)
+    town.refused = []
+    town.restart(COORDINATOR)
+    assert len(town.refused) == 3
+    assert all("has told of round" in sentence for sentence in town.refused)
+    town.kill(COORDINATOR)
+    shutil.rmtree(town.folder / COORDINATOR)
+    shutil.move(folder / "newest", town.folder / COORDINATOR)
+    town.restart(COORDINATOR)
+    assert len(town.refused) == 3
+    go_on(unkind, 1)
+    unkind.calm()
+    town.replayed()
+
+
+def test_every_server_notices_an_empty_coordinator_in_its_first_phase_too(
+    folder: Path, towns: list[Town]
+) -> None:
+    town, _ = beginning(folder, towns, 0)
+    shutil.rmtree(town.folder / COORDINATOR)
+    town.refused = []
+    town.restart(COORDINATOR)
+    assert len(town.refused) == 3
+    assert all("another store than before" in sentence for sentence in town.refused)
+    for server in ("server/0", "server/1", "server/2"):
+        assert not town.roles[COORDINATOR].store.facts.get(f"store/{server[-1]}")
+
+
+def test_what_a_server_knows_of_its_coordinator_outlives_it(
+    folder: Path, towns: list[Town]
+) -> None:
+    town, _ = beginning(folder, towns, 3)
+    server = town.roles[SERVER]
+    assert isinstance(server, ServerRole)
+    known = server.coordinator.round
+    again = town.restart(SERVER)
+    assert isinstance(again, ServerRole)
+    assert again.coordinator.round == known > 0
+    with pytest.raises(Refused, match="does not say how far it is"):
+        again.coordinator.meet({"store": "a", "round": -1})

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from faultsim.schedule import Fault, Planned
+from fedbcd.engines.deploy.roles.known import STORE
 from fedbcd.errors import ProtocolError
 from fedbcd.protocol.clouds import RigorousCloud, SyncCloud
 from fedbcd.protocol.messages import (
@@ -14,6 +15,9 @@ from fedbcd.protocol.messages import (
     Acknowledged,
     Actor,
     Declined,
+    GlobalUpdated,
+    Isolated,
+    Mixed,
     MixModels,
     Send,
     StepGlobal,
@@ -27,6 +31,7 @@ from fedbcd.record.eventlog import Transition
 if TYPE_CHECKING:
     from faultsim.world import Node, World
 
+ANSWERS = (Mixed, GlobalUpdated, Isolated)
 UNTOLD = 0.3  # of the empty disks: nobody says --init, and the role does not start
 
 
@@ -104,12 +109,19 @@ class Stores:
             return
         self._closed.discard(node.actor)
         went_on = node.disk.length() > newest.length
-        if went_on and not newest.disk["log"] and COORDINATOR not in self._newest:
+        is_first = not newest.disk["log"] and not self._is_known(newest.disk["facts_"]["id"])
+        if went_on and is_first and COORDINATOR not in self._newest:
             return
-        self.are_split |= went_on
+        is_another = node.disk.facts_["id"] != newest.disk["facts_"]["id"]
+        # a server that had met nobody before stands by the one that it met
+        self.are_split |= went_on or (is_another and self._is_known(node.disk.facts_["id"]))
         self._world.crash(node, 0.05)
         node.disk.put_back(newest.disk)
         node.committed = newest.committed
+
+    def _is_known(self, store: str) -> bool:
+        """Whether a server has met the coordinator that has this store."""
+        return any(node.disk.facts_.get(STORE) == store for node in self._world.nodes.values())
 
     def put_all_back(self) -> None:
         """The operators have noticed."""
@@ -128,6 +140,25 @@ class Stores:
             self._world.turned_away += 1
         else:
             self.let_in += filter(None, [self.objection(host, guest, hello)])
+
+    def meets(self, server: Actor, host: "Node") -> bool:
+        """Whether a server takes the coordinator for its own; not if its log knows of more."""
+        world, node = self._world, self._world.nodes[server]
+        hello, before = host.role.hello(), len(world.refused)
+        world.do(node, lambda: node.role.coordinator.meet(hello))
+        if node.role is None:
+            return False
+        role = node.role
+        if len(world.refused) > before:
+            world.turned_away += 1
+            sentence = world.refused.pop()
+            if not self.is_wrong(COORDINATOR):
+                self.let_in.append(f"{server} refuses its coordinator: {sentence}")
+            return False
+        heard = [s.event.phase for s in role.store.transitions() if isinstance(s.event, ANSWERS)]
+        if heard and not host.disk.length():
+            self.let_in.append(f"{server} takes an empty coordinator, of which it has heard")
+        return True
 
     def objection(self, host: "Node", guest: Actor, hello: Mapping[str, Any]) -> str:
         """Why a guest has to be refused: one of the two has lost what was acknowledged. Read from

@@ -293,6 +293,10 @@ class World:
 
     def _noted(self, node: Node, step: Transition) -> None:
         node.committed = node.role.store.length
+        if node.actor == COORDINATOR:  # it tells its round, before it answers anybody
+            for guest, host in self._connected:
+                if host == COORDINATOR and self.nodes[guest].role is not None:
+                    self.nodes[guest].role.coordinator.told(node.role.machine.round)
         if self.plan.deadline and any(isinstance(c, OpenPhase) for c in step.commands):
             self._set_deadline(node)
 
@@ -302,7 +306,7 @@ class World:
         if rule is None or rule.after is None:
             return
         event = DeadlinePassed(phase=node.role.machine.phase)
-        tell = partial(self._do, node, lambda: node.role.tell(event, self.time_of(node)))
+        tell = partial(self.do, node, lambda: node.role.tell(event, self.time_of(node)))
         self.after(rule.after * self.schedule.pace, tell)
 
     def time_of(self, node: Node) -> float:
@@ -362,7 +366,7 @@ class World:
 
             self.after(late, end)
 
-    def _do(self, node: Node, act: Callable[[], list[Letter]]) -> None:
+    def do(self, node: Node, act: Callable[[], list[Letter]]) -> None:
         if node.role is not None and self._guarded(node, act):
             self._work(node)
 
@@ -382,7 +386,7 @@ class World:
         def finish() -> None:
             if node.role is role:
                 role.busy_with = None  # type: ignore[attr-defined]
-                self._do(node, lambda: role.finish(done, self.time_of(node)))
+                self.do(node, lambda: role.finish(done, self.time_of(node)))
 
         self.after(self.chance.uniform(0.05, 0.4) * self.schedule.pace, finish)
 
@@ -427,7 +431,7 @@ class World:
             if isinstance(event, RetryDue) and not self._is_time_to_repeat(node):
                 return
             if event is not None:
-                self._do(node, lambda: node.role.tell(event, self.time_of(node)))
+                self.do(node, lambda: node.role.tell(event, self.time_of(node)))
 
         if actor != COORDINATOR:
             self.after(self.chance.uniform(0.2, 0.9) * self.schedule.pace, tick)
@@ -491,6 +495,8 @@ class World:
         self._handle_inbox(host)  # what came before is handled before
         if host.role is None:
             return
+        if host.actor == COORDINATOR and not self.stores.meets(guest, host):
+            return
         self._greeted[guest, host.actor] += 1
         before, objection = len(self.refused), self.stores.objection(host, guest, hello)
         if host.actor in self.recovering.actors:  # who is ahead of it contributes again
@@ -499,7 +505,7 @@ class World:
             host.actor == COORDINATOR or host.role.machine.last_of(number_of(guest)) is not None
         )
         self._connected.add((guest, host.actor))
-        self._do(host, lambda: host.role.greet(guest, hello, self.time_of(host)))
+        self.do(host, lambda: host.role.greet(guest, hello, self.time_of(host)))
         turned_away = len(self.refused) > before
         if host.role is not None and belongs and objection and not turned_away:
             self.stores.let_in.append(objection)
@@ -519,7 +525,7 @@ class World:
     def _welcomed(self, server: Node) -> None:
         """A new server begins; its devices see it soon."""
         if server.role is not None and server.role.machine.state is ServerState.NEW:
-            self._do(server, lambda: server.role.welcome(self.time_of(server)))
+            self.do(server, lambda: server.role.welcome(self.time_of(server)))
             self.after(0.01, lambda: self._connect_all(server.actor))
 
     def cut_off(self, actor: Actor) -> None:
@@ -617,13 +623,13 @@ class World:
                     lambda: self._handle_inbox(node),
                 )
         elif node.role is not None:
-            self._do(node, lambda: node.role.receive(letter, self.time_of(node)))
+            self.do(node, lambda: node.role.receive(letter, self.time_of(node)))
 
     def _handle_inbox(self, node: Node) -> None:
         """What has come meanwhile, with one wait for the disk."""
         letters, node.inbox = node.inbox, []
         if letters:
-            self._do(node, lambda: self._together(node, letters))
+            self.do(node, lambda: self._together(node, letters))
 
     def _together(self, node: Node, letters: list[Letter]) -> list[Letter]:
         calls = [partial(node.role.receive, letter, self.time_of(node)) for letter in letters]
@@ -726,7 +732,7 @@ class World:
             and home.role.machine.is_working(device)
         ):
             event = DeviceLost(device=device, activation=home.role.machine.last_of(device) + 1)
-            self._do(home, lambda: home.role.tell(event, self.time_of(home)))
+            self.do(home, lambda: home.role.tell(event, self.time_of(home)))
 
     def _change(self, device: int) -> None:
         """A member leaves, unless it is the last; one that is none joins, for the first time or
@@ -740,7 +746,7 @@ class World:
             return
         event = DeviceLeft(device=device) if device in members else DeviceJoined(device=device)
         self.count(Fault.CHANGE)
-        self._do(home, lambda: home.role.tell(event, self.time_of(home)))
+        self.do(home, lambda: home.role.tell(event, self.time_of(home)))
 
     def _lose(self, node: Node, back_in: float) -> None:
         self.crash(node, back_in)

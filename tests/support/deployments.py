@@ -181,7 +181,19 @@ class Town:
         if (
             isinstance(role, ServerRole) and role.machine.state is not ServerState.NEW
         ) or isinstance(role, CoordinatorRole):
-            self.do(host, lambda: role.greet(guest, self.roles[guest].hello(), self.tick()))
+            dialled = self.roles[guest]
+            if isinstance(dialled, ServerRole) and not self._meets(dialled, role):
+                return
+            self.do(host, lambda: role.greet(guest, dialled.hello(), self.tick()))
+
+    def _meets(self, server: ServerRole, coordinator: AnyRole) -> bool:
+        """Whether the server takes it for its coordinator, which tells it its round."""
+        try:
+            server.coordinator.meet(coordinator.hello())
+        except ProtocolError as error:
+            self.refused.append(str(error))
+            return False
+        return True
 
     def start(self) -> None:
         for actor in self.actors:

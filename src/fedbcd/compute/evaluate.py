@@ -23,7 +23,7 @@ from fedbcd.compute.outputs import Outputs
 from fedbcd.compute.workers import OneWorker, Workers
 from fedbcd.data.federation import Federation, Key
 from fedbcd.data.measure import COMMON, DEFAULT, Measure as Weighting, sample_weights
-from fedbcd.data.measures import Better, Measure
+from fedbcd.data.measures import OWN_LOSS, Better, Measure
 from fedbcd.errors import DataError
 from fedbcd.own import calling
 
@@ -283,9 +283,18 @@ class Evaluator:
 
     def _of_block(self, flat: Tensor, inputs: Tree, targets: Tensor) -> Sums:
         """The sums of statistics of one model over a block of samples."""
+        own, size = torch.tensor(math.nan), len(targets)
         with torch.no_grad():
-            said = self.outputs.of_batch(flat, inputs), targets
-            found = [measure.sums(*said, [len(targets)])[0] for measure in self._measures]
+            if OWN_LOSS in self._measures:
+                outputs, own = self.outputs.with_loss(flat, inputs, targets)
+            else:
+                outputs = self.outputs.of_batch(flat, inputs)
+            found = [
+                (own.double() * size).reshape(1)
+                if measure is OWN_LOSS
+                else measure.sums(outputs, targets, [size])[0]
+                for measure in self._measures
+            ]
         return torch.cat(found).cpu().numpy()
 
     def _sums(self, flat: Tensor, keys: list[Key]) -> dict[Key, Sums]:

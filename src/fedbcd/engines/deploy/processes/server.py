@@ -193,6 +193,7 @@ class ServerProcess(Process):
             await super().noticed(sender, notice)
             return
         self._round = max(self._round, notice.round)
+        self.role.coordinator.told(notice.round)
         self._finished = self._finished or notice.finished
         if not self._is_welcome:
             self._is_welcome = True
@@ -212,9 +213,11 @@ class ServerProcess(Process):
         """A device has dialled: put it in step if it has lost its memory, and tell it how the phase
         stands.
         """
-        await super().connected(peer, about)
         if peer == COORDINATOR:
+            if await self.greet(peer, lambda _: self.role.coordinator.meet(about)):
+                await super().connected(peer, about)
             return
+        await super().connected(peer, about)
         if await self.greet(peer, lambda now: self.role.greet(peer, about, now)):
             await self.peers.notify(peer, self._notice())
 

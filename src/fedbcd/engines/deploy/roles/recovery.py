@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from fedbcd.engines.deploy.roles import snapshot
 from fedbcd.engines.deploy.roles.coordinator import report_name
+from fedbcd.engines.deploy.roles.known import STORE
 from fedbcd.engines.deploy.roles.server import REPORT, ServerRole
 from fedbcd.engines.deploy.roles.store import Store
 from fedbcd.errors import RecordError
@@ -132,4 +133,4 @@ def _begin_generation(
     role.tell(Recovered(generation=machine.generation + 1), now)
     taken = snapshot.take(role._parts(), store.length, role._clock.last)
     known = coordinator.facts.get(f"store/{role.server}", store.id)
-    store.commit(facts={"snapshot": taken, "id": known})
+    store.commit(facts={"snapshot": taken, "id": known, STORE: coordinator.id})

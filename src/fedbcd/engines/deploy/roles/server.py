@@ -27,6 +27,7 @@ from fedbcd.engines.deploy.roles.checks import (
     is_store_id,
 )
 from fedbcd.engines.deploy.roles.contributions import Copies, Sum
+from fedbcd.engines.deploy.roles.known import KnownCoordinator
 from fedbcd.engines.deploy.roles.notes import Notes
 from fedbcd.engines.deploy.roles.shared_log import SharedLog
 from fedbcd.engines.deploy.roles.snapshot import Parts
@@ -100,6 +101,7 @@ class ServerRole(Role):
         self._copies = Copies(store, blueprint)
         self._first = self.machine.model  # of x(0)
         self._notes = Notes(blueprint, self._first, self._drop)
+        self.coordinator = KnownCoordinator(store, self.machine.iterations)
         self._report: Tensor | None = None  # what was reported, if the sum has changed since
 
     @classmethod
@@ -291,6 +293,7 @@ class ServerRole(Role):
             if number <= int(self.store.facts.get("total_at", -1)):
                 self._copies.uncounted = []  # they are in the sum that was saved
             return
+        self._facts |= self.coordinator.note(event)
         if current != before:
             self.store.save(current, finite(self.z, current, self.actor))
             self._notes.release(before)
