@@ -7,11 +7,14 @@ from pathlib import Path
 
 import pytest
 
+from fedbcd.engines.deploy.links.certs import Authority
+from fedbcd.engines.deploy.links.tls import Credentials
+from fedbcd.engines.deploy.roles.device import DeviceRole
 from fedbcd.engines.deploy.roles.filestore import FileStore
 from fedbcd.engines.deploy.roles.recovery import recover
 from fedbcd.engines.deploy.roles.server import ServerRole
-from fedbcd.errors import RecordError, Refused
-from fedbcd.protocol.messages import COORDINATOR, Recalled
+from fedbcd.errors import FedBCDError, RecordError, Refused
+from fedbcd.protocol.messages import COORDINATOR, Recalled, Restored
 from fedbcd.spec import RunSpec
 from support.deployments import CASES, Town, Unkind, federation
 
@@ -178,3 +181,64 @@ def test_what_a_server_knows_of_its_coordinator_outlives_it(
     assert again.coordinator.round == known > 0
     with pytest.raises(Refused, match="does not say how far it is"):
         again.coordinator.meet({"store": "a", "round": -1})
+
+
+# ------------------------------------------------------------------------------------------------
+# two at once, and the operator's machine
+def test_a_server_and_one_of_its_devices_lose_their_disks(folder: Path, towns: list[Town]) -> None:
+    """The device begins at its server's model, the others keep theirs, the log replays."""
+    town, unkind = beginning(folder, towns, 2)
+    backup = copied(town, folder / "backup")
+    go_on(unkind, 3)
+    recovered(town, backup)
+    town.kill("device/0")
+    shutil.rmtree(town.folder / "device/0")
+    server = town.restart(SERVER)
+    town.restart("device/0")
+    go_on(unkind, 3)
+    unkind.calm()
+    assert isinstance(server, ServerRole)
+    assert server.machine.contributors == [0, 1, 2]
+    given = [step.event for step in town.roles["device/0"].store.transitions()]
+    assert any(isinstance(event, Restored) and event.model.startswith("z/") for event in given)
+    town.replayed()
+
+
+def test_a_server_and_the_coordinator_lose_their_disks(folder: Path, towns: list[Town]) -> None:
+    """With an old copy of the coordinator nobody goes on, and devices keep what they have."""
+    town, unkind = beginning(folder, towns, 2)
+    town.kill(COORDINATOR)
+    shutil.copytree(town.folder / COORDINATOR, folder / "old")
+    town.restart(COORDINATOR)
+    go_on(unkind, 3)
+    tell_round(town)
+    models = {a: role.kept["x"] for a, role in town.roles.items() if isinstance(role, DeviceRole)}
+    town.kill(COORDINATOR)
+    shutil.rmtree(town.folder / COORDINATOR)
+    shutil.copytree(folder / "old", town.folder / COORDINATOR)
+    recovered(town, None)
+    town.refused, town.post = [], []
+    server, _ = town.restart(SERVER), town.restart(COORDINATOR)
+    assert sum("has told of round" in sentence for sentence in town.refused) == 2
+    assert isinstance(server, ServerRole)
+    for actor, model in models.items():
+        device = town.roles[actor]
+        assert isinstance(device, DeviceRole)
+        assert device.kept["x"] is model
+
+
+def test_without_its_key_an_authority_lets_those_go_on_who_have_certificates(
+    tmp_path: Path,
+) -> None:
+    """It issues and revokes nothing; a new one is another."""
+    authority = Authority.create(tmp_path / "certs")
+    for identity in ("coordinator", "server/0"):
+        authority.issue(identity)
+    (tmp_path / "certs" / "ca.key").unlink()
+    with pytest.raises(FedBCDError, match=r"ca\.key"):
+        Authority(tmp_path / "certs").issue("device/0")
+    mine, peer = (Credentials(tmp_path / "certs", name) for name in ("coordinator", "server/0"))
+    assert mine.objection(peer.certificate) is None
+    Authority.create(tmp_path / "new").issue("server/0")
+    other = Credentials(tmp_path / "new", "server/0")
+    assert mine.objection(other.certificate) is not None
