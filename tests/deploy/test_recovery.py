@@ -9,12 +9,14 @@ import pytest
 
 from fedbcd.engines.deploy.links.certs import Authority
 from fedbcd.engines.deploy.links.tls import Credentials
+from fedbcd.engines.deploy.roles.coordinator import CoordinatorRole
 from fedbcd.engines.deploy.roles.device import DeviceRole
 from fedbcd.engines.deploy.roles.filestore import FileStore
+from fedbcd.engines.deploy.roles.rebuild import rebuild
 from fedbcd.engines.deploy.roles.recovery import recover
 from fedbcd.engines.deploy.roles.server import ServerRole
 from fedbcd.errors import FedBCDError, RecordError, Refused
-from fedbcd.protocol.messages import COORDINATOR, Recalled, Restored
+from fedbcd.protocol.messages import COORDINATOR, GlobalUpdated, Mixed, Recalled, Restored
 from fedbcd.spec import RunSpec
 from support.deployments import CASES, Town, Unkind, federation
 
@@ -167,6 +169,54 @@ def test_every_server_notices_an_empty_coordinator_in_its_first_phase_too(
     assert all("another store than before" in sentence for sentence in town.refused)
     for server in ("server/0", "server/1", "server/2"):
         assert not town.roles[COORDINATOR].store.facts.get(f"store/{server[-1]}")
+
+
+@pytest.mark.parametrize("case", ["fedbcd-sync", "fedbcd-async", "fedbcd-graph", "fedavg-sync"])
+def test_a_coordinator_is_rebuilt_from_what_its_servers_know(
+    case: str, folder: Path, towns: list[Town]
+) -> None:
+    """Also where answers were lost with it: whoever waits for one is mixed anew."""
+    algorithm, cloud = CASES[case]
+    town = Town(folder / "town", RunSpec(algorithm, cloud, active=2), federation())
+    towns.append(town)
+    unkind = Unkind(town, 5, loss=0.2, death=0.0, fail=0.0)
+    unkind.play(3)
+    before = town.rounds
+    unkind.loss, answers = 0.0, [a for a in town.post if isinstance(a.event, Mixed | GlobalUpdated)]
+    if answers:  # one of the last round has arrived, the others are lost
+        town.deliver(answers[0])
+    town.post.clear()
+    rebuilt(town)
+    town.refused = []
+    town.restart(COORDINATOR)
+    assert not town.refused
+    assert town.rounds == before
+    go_on(unkind, 3)
+    unkind.calm()
+    town.replayed()
+
+
+@pytest.mark.parametrize("case", ["fedbcd-rigorous", "twice-async"])
+def test_where_servers_know_too_little_of_a_mix_the_coordinator_is_not_rebuilt(
+    case: str, folder: Path, towns: list[Town]
+) -> None:
+    algorithm, cloud = CASES[case]
+    town = Town(folder / "town", RunSpec(algorithm, cloud, active=2), federation())
+    towns.append(town)
+    town.start()
+    with pytest.raises(RecordError, match="put the coordinator's newest store back"):
+        rebuilt(town)
+
+
+def rebuilt(town: Town) -> None:
+    town.kill(COORDINATOR)
+    shutil.rmtree(town.folder / COORDINATOR)
+    role = town._opened(COORDINATOR, FileStore(town.folder / COORDINATOR, begin=True))
+    assert isinstance(role, CoordinatorRole)
+    servers = [FileStore(town.folder / f"server/{n}", read_only=True) for n in range(3)]
+    rebuild(role, servers, town.tick())
+    for store in (role, *servers):
+        store.close()
 
 
 def test_what_a_server_knows_of_its_coordinator_outlives_it(
