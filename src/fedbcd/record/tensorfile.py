@@ -9,6 +9,7 @@ import math
 import os
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -95,7 +96,12 @@ def sole_tensor(head: bytes) -> tuple[str, Any, Any, Any, Any]:
 # ------------------------------------------------------------------------------------------------
 # one tensor in memory
 def pack(tensor: Tensor) -> list[Piece]:
-    return [file_head({"tensor": tensor}), values_of(tensor)]
+    return [_head_of(tuple(tensor.shape), tensor.dtype), values_of(tensor)]
+
+
+@lru_cache(maxsize=64)
+def _head_of(shape: tuple[int, ...], dtype: torch.dtype) -> bytes:
+    return file_head({"tensor": torch.empty(shape, dtype=dtype, device="meta")})
 
 
 def unpack(data: bytearray) -> Tensor:
