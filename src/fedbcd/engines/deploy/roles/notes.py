@@ -74,10 +74,12 @@ class Notes:
 
     def release(self, handle: ModelRef) -> None:
         """Forget a model that nobody can ask for any more."""
-        if handle != self.current and all(
-            granted.model != handle for granted in self._granted.values()
-        ):
+        if handle != self.current and not self.is_granted(handle):
             self._drop(handle)
+
+    def is_granted(self, handle: ModelRef) -> bool:
+        """Whether somebody was sent this model, and has not been answered."""
+        return any(granted.model == handle for granted in self._granted.values())
 
     def granted(self, device: int) -> Activated | None:
         """What it was sent, and has not been answered for."""
