@@ -631,6 +631,9 @@ def test_other_reasonable_things_work() -> None:
     assert str(mixed).startswith("fedbcd on the sync cloud, seed 0\nround")
     inputs(lambda x: (x * 15).byte())
     inputs(lambda x: x > 0.5)
+    named = run(devices=[{"train": DATA[i], "test": DATA[i - 1]} for i in range(4)])
+    pairs = run(devices=[(DATA[i], DATA[i - 1]) for i in range(4)])
+    assert (named.digest, named.personal_scores) == (pairs.digest, pairs.personal_scores)
     assert isinstance(plain().personal_model(np.int64(1)), nn.Module)  # type: ignore[arg-type]
     train(federation=pool(HALVES, samples=(X[0], Y), test=DATA[1]))
     fb.personalise(plain(), TensorDataset(*DATA[0]))

@@ -255,7 +255,11 @@ def test_outputs_may_be_objects(model: Any, loss: Any, expected: fb.Run) -> None
         return ({"inputs": inputs} if by_name else inputs), targets
 
     made = federation([data(i) for i in range(DEVICES)], model, loss, test=data(9))
-    assert_same(run(made), expected)
+    found = run(made)
+    assert_same(found, expected)
+    for column in ("global_loss", "personal_loss", "train_loss") if loss is not own else ():
+        theirs = expected.history.column(column)
+        assert found.history.column(column) == pytest.approx(theirs, abs=1e-5), column
 
 
 # ------------------------------------------------------------------------------------------------

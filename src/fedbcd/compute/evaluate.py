@@ -23,7 +23,7 @@ from fedbcd.compute.outputs import Outputs
 from fedbcd.compute.workers import OneWorker, Workers
 from fedbcd.data.federation import Federation, Key
 from fedbcd.data.measure import COMMON, DEFAULT, Measure as Weighting, sample_weights
-from fedbcd.data.measures import Better, Measure
+from fedbcd.data.measures import OWN_LOSS, Better, Measure
 from fedbcd.errors import DataError
 from fedbcd.own import calling
 
@@ -31,6 +31,9 @@ Weights = Mapping[Key, float]  # of one sample of each kind
 Sums = npt.NDArray[np.float64]  # the statistics of all measures, side by side
 Value = float | None  # None: it is not defined on these samples
 Values = tuple[Value, ...]  # of all measures
+
+
+REMEMBERED = 20_000  # models; what their tests came to is kept, about a kilobyte of each
 
 
 @dataclass(frozen=True)
@@ -225,7 +228,8 @@ class Evaluator:
         keys = [list(wanted[model]) for model in new]
         found = workers.map(self._sums, [models[model] for model in new], keys)
         known = self._known | {name_of[m]: sums for m, sums in zip(new, found, strict=True)}
-        self._known = {name: known[name] for name in name_of.values()}
+        few = len(models) <= REMEMBERED
+        self._known = {name: known[name] for name in name_of.values()} if few else {}
         return {model: known[name] for model, name in name_of.items()}
 
     def _common(self) -> list[Key]:
@@ -283,9 +287,18 @@ class Evaluator:
 
     def _of_block(self, flat: Tensor, inputs: Tree, targets: Tensor) -> Sums:
         """The sums of statistics of one model over a block of samples."""
+        own, size = torch.tensor(math.nan), len(targets)
         with torch.no_grad():
-            said = self.outputs.of_batch(flat, inputs), targets
-            found = [measure.sums(*said, [len(targets)])[0] for measure in self._measures]
+            if OWN_LOSS in self._measures:
+                outputs, own = self.outputs.with_loss(flat, inputs, targets)
+            else:
+                outputs = self.outputs.of_batch(flat, inputs)
+            found = [
+                (own.double() * size).reshape(1)
+                if measure is OWN_LOSS
+                else measure.sums(outputs, targets, [size])[0]
+                for measure in self._measures
+            ]
         return torch.cat(found).cpu().numpy()
 
     def _sums(self, flat: Tensor, keys: list[Key]) -> dict[Key, Sums]:

@@ -8,6 +8,7 @@ import copy
 import threading
 from collections.abc import Sequence
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 import torch
@@ -16,7 +17,7 @@ from torch.func import vmap
 
 from fedbcd.algorithm.fused.library import ChainTester
 from fedbcd.algorithm.objective import Objective
-from fedbcd.algorithm.trees import Tree, called, scores_of
+from fedbcd.algorithm.trees import Tree, called, module_loss, scores_of, with_labels
 from fedbcd.compute.blocks import PreparedBlocks
 from fedbcd.compute.fused import tester_for
 from fedbcd.data.federation import FOR_ALL, Federation, Key, joined_pool
@@ -74,13 +75,20 @@ class Outputs:
 
     def of_batch(self, flat: Tensor, inputs: Tree) -> Tensor:
         """Of one model on samples that are ready for it."""
+        return scores_of(called(self._module(), self._state(flat), inputs))
+
+    def _state(self, flat: Tensor) -> tuple[Any, Any, Any]:
         p = self._layout.size_P
-        state = (
+        return (
             self._layout.parameters_of(flat[:p]),
             self._layout.buffers_of(flat[p:]),
             self._layout.counters,
         )
-        return scores_of(called(self._module(), state, inputs))
+
+    def with_loss(self, flat: Tensor, inputs: Tree, targets: Tensor) -> tuple[Tensor, Tensor]:
+        """The same, and the loss that the module computes itself."""
+        returned = called(self._module(), self._state(flat), with_labels(inputs, targets))
+        return scores_of(returned), module_loss(returned, targets)
 
     def sizes(self, keys: Sequence[Key]) -> list[int]:
         """How many samples there are of each kind."""

@@ -28,6 +28,7 @@ from fedbcd.data.lazy import (
     partitions_of,
 )
 from fedbcd.data.measures import (
+    OWN_LOSS,
     Better,
     Measure,
     Metric,
@@ -239,6 +240,8 @@ class Federation:
         """What models are measured by, the loss last; outputs and targets are an example."""
         found = chosen_measures(self.metrics or self._fitting[:-1], outputs, targets)
         with_loss = any(self._loss.name in each.names for each in found)
+        if self.loss is module_loss and not with_loss:
+            return *found, OWN_LOSS
         return found if with_loss or not self._is_of(outputs, targets) else (*found, self._loss)
 
     def _is_of(self, outputs: Tensor, targets: Tensor) -> bool:
@@ -249,7 +252,7 @@ class Federation:
             self._loss.sums(outputs, targets, [len(targets)])
         except Exception:  # noqa: BLE001  it may ask anything of the module's own object
             return False
-        return self.loss is not module_loss
+        return True
 
     def known_measures(self) -> dict[str, Better]:
         """The names of what models are measured by, and which of their values are better; by a
@@ -307,7 +310,11 @@ def check_federation(given: Any) -> None:
 
 
 def with_test(data: Any) -> tuple[DeviceData, DeviceData | None]:
-    """(train, test) of a device; the parts of (inputs, targets) are tensors, arrays or lists."""
+    """(train, test) of a device, also by these names; the parts of (inputs, targets) are tensors,
+    arrays or lists.
+    """
+    if isinstance(data, Mapping) and {*data} == {"train", "test"}:
+        data = data["train"], data["test"]
     if isinstance(data, tuple) and len(data) == 2:
         train, test = data
         if _is_whole(train) and (test is None or _is_whole(test)):

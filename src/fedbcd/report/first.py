@@ -178,10 +178,17 @@ def _facts(runs: Sequence[View]) -> str:
             for devices, servers in sizes
             if len(sizes) == 1 and devices
         ),
-        f"seed {seeds[0]}" if len(seeds) == 1 else f"seeds {seeds[0]} to {seeds[-1]}",
+        _seeds(runs, seeds),
         (in_seconds(sum(took)) + (f" on {cores} cores" if cores else "")) if all(took) else "",
     ]
     return " · ".join(part for part in parts if part)
+
+
+def _seeds(runs: Sequence[View], seeds: Sequence[int]) -> str:
+    most = max(run.get("series", {}).get("seeds", 1) for run in runs)
+    if most > 1:
+        return f"means of {most} seeds; curves and devices of seed {seeds[0]}"
+    return f"seed {seeds[0]}" if len(seeds) == 1 else f"seeds {seeds[0]} to {seeds[-1]}"
 
 
 def _one(values: set[str]) -> str:

@@ -41,7 +41,7 @@ def next_steps(runs: Sequence[View]) -> list[Step]:
 
 def _always(runs: Sequence[View]) -> list[Step]:
     """What holds of every run with one seed."""
-    if not runs or len({run["seed"] for run in runs}) > 1:
+    if not runs or len({run["seed"] for run in runs}) > 1 or any(run.get("series") for run in runs):
         return []
     if any(run["summary"]["state"] != "finished" for run in runs):
         return []
@@ -69,6 +69,8 @@ def _go_on(run: View) -> str:
 
 def _longer(run: View) -> str:
     rounds = round(LONGER * run["summary"]["rounds"])
+    if run["summary"].get("time") == "seconds":  # a deployment that has ended begins anew
+        return f"fedbcd up {_job(run)} --rounds {rounds}" if _job(run) else ""
     return way_on(Path(run["folder"]), rounds)
 
 

@@ -51,18 +51,22 @@ from fedbcd.protocol.messages import (
     DeviceReset,
     Dismiss,
     Event,
+    GlobalUpdated,
+    Isolated,
     Mixed,
     ModelRef,
     OpenPhase,
     Recount,
     Recovered,
     Restored,
+    Resumed,
     RetryDue,
     Returned,
     Send,
     ServerReady,
     Started,
     StepModel,
+    UpdateRequested,
     Uploaded,
     Withdrawn,
     incarnation_of,
@@ -85,6 +89,7 @@ class ServerRole(Role):
         *(Started, RetryDue, DeadlinePassed, DeviceLost, DeviceJoined, DeviceLeft, DeviceReset),
         *(Recovered, Returned),
     )
+    COPIED = (UpdateRequested, Uploaded, Withdrawn, Resumed, Mixed, GlobalUpdated, Isolated)
     machine: Server
 
     def __init__(
