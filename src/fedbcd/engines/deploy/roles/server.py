@@ -310,7 +310,8 @@ class ServerRole(Role):
     def _compute(self, command: Command, event: Event, model: Tensor | None) -> None:
         match command:
             case StepModel():  # from what the coordinator has mixed, or alone
-                self._keep_granted(command.model)
+                if self._notes.is_passing(command.model):
+                    self.store.save(command.model, finite(self.z, command.model, self.actor))
                 is_mixed = isinstance(event, Mixed) and event.model == command.mixed
                 mixed = model if is_mixed else self.z
                 assert mixed is not None
@@ -327,13 +328,6 @@ class ServerRole(Role):
                 self._sum.nobody()
             case Admit() | Dismiss() | Recount():
                 self._change(command)
-
-    def _keep_granted(self, handle: ModelRef) -> None:
-        """A model that one transition makes and replaces is kept if a device works from it: a phase
-        that is over as soon as it opens lets in spare devices, and its server steps alone.
-        """
-        if handle not in (self._notes.current, self._first) and self._notes.is_granted(handle):
-            self.store.save(handle, finite(self.z, handle, self.actor))
 
     def _change(self, command: Admit | Dismiss | Recount) -> None:
         """Count one member more, or one less; what has been reported stays as it was."""
