@@ -117,6 +117,8 @@ def test_restore_says_what_it_needs(folder: Path) -> None:
     for arguments, words in (
         (["server/0"], "name a copy of its store with --from"),
         (["device/0", "--coordinator", str(folder)], "--coordinator is for servers"),
+        (["server/0", "--server", str(folder)], "--server is for the coordinator"),
+        (["coordinator", "--server", str(folder), "--from", str(folder)], "not both"),
         (["printer/0", "--from", str(folder)], "'printer/0' is no role"),
         (["server/7", "--from", str(folder)], "there is no server/7"),
     ):

@@ -25,7 +25,7 @@ from fedbcd.engines.deploy.roles.checks import (
     TrustLimits,
     check_model,
 )
-from fedbcd.engines.deploy.roles.shared_log import SharedLog
+from fedbcd.engines.deploy.roles.shared_log import Half
 from fedbcd.engines.deploy.roles.store import Store
 from fedbcd.errors import LocalProtocolError, ProtocolError, RecordError, Refused
 from fedbcd.protocol import Coordinator, Device, Server
@@ -61,7 +61,7 @@ class Role:
         self.limits = limits
         self.watch: Callable[[Transition, Tensor | None], None] | None = None
         self.warn: Callable[[Actor, str], None] | None = None
-        self.shared_log: SharedLog | None = None  # what a peer keeps of this role's log
+        self.shared_log: Half | None = None  # what a peer keeps of this role's log
         self._clock = HybridClock()
         self._facts: dict[str, str] = {}  # that go with the next commit
         self._recovering = False
