@@ -251,3 +251,22 @@ def test_what_is_kept_is_bounded_and_the_oldest_goes_first() -> None:
     assert [kept.take(f"device/{n}") for n in range(4)] == [None, *parts[1:]]
     kept.put(DEVICE, None)
     assert kept.look(DEVICE) is None
+
+
+@pytest.mark.parametrize("older", ["listener", "dialer"])
+def test_software_that_does_not_say_what_arrives_is_spoken_to_as_before(
+    older: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    module = f"fedbcd.engines.deploy.links.{older}.NEWEST"
+    monkeypatch.setattr(module, 1)
+
+    async def scenario() -> None:
+        async with Pair() as pair:
+            await pair.device.send(up(a_model()))
+            await pair.server.send(down(a_model(1)))
+            await eventually(lambda: pair.here.letters and pair.there.letters)
+            assert not pair.device._peers[SERVER].connection._out.flow.is_told
+            assert not pair.server._peers[DEVICE].connection._out.flow.is_told
+            assert pair.here.heard("refused") == pair.there.heard("refused") == []
+
+    asyncio.run(scenario())
