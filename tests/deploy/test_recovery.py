@@ -17,6 +17,7 @@ from fedbcd.engines.deploy.roles.recovery import recover
 from fedbcd.engines.deploy.roles.server import ServerRole
 from fedbcd.errors import FedBCDError, RecordError, Refused
 from fedbcd.protocol.messages import COORDINATOR, GlobalUpdated, Mixed, Recalled, Restored
+from fedbcd.record.timeline import read_timeline
 from fedbcd.spec import RunSpec
 from support.deployments import CASES, Town, Unkind, federation
 
@@ -82,6 +83,7 @@ def test_a_server_goes_on_from_an_older_store(
         log = [step.event for step in town.roles[device].store.transitions()]
         assert any(isinstance(event, Recalled) for event in log)
     town.replayed()
+    read_timeline(town.folder / "events.jsonl")  # as reports and dashboards do
 
 
 def go_on(unkind: Unkind, rounds: int) -> None:
