@@ -47,10 +47,12 @@ def first_screen(runs: Sequence[View]) -> View:
     """Of these runs, as plain data for a page."""
     cards, steps, tiles = cards_of(runs), list[Step](), list[Tile]()
     found = Verdict("none", "There is no run here yet.")
+    compares = len({run["summary"]["metric"] for run in runs if run["measures"]}) < 2
     if runs:
         groups = groups_of(runs)
         found = verdict_on(groups)
         subject = found.subject
+    if runs and compares:
         tiles = _progress(groups[0]) if subject is None else _tiles(subject, found.reference)
         steps = next_steps([run for one in _first(groups, subject) for run in one.runs])
     drawn = (
@@ -59,6 +61,7 @@ def first_screen(runs: Sequence[View]) -> View:
     return {
         "tone": found.tone,
         "words": found.words,
+        "compares": compares,
         "facts": _facts(runs) if runs else "",
         "tiles": [asdict(tile) for tile in tiles],
         "cards": [asdict(card) for card in cards],
