@@ -5,6 +5,8 @@
 # make golden  run version 0.1.0 and the tree side by side on 938 cases, and name those whose bits differ (tests/golden)
 # make evidence DATA=DIR  compute what is stale in docs/results, from the MNIST files in DIR; ARGS=--list says what that is
 # make bench  time ours, a plain loop and a floor on this CPU; writes benchmarks/results/
+# make pictures  every picture of README and docs anew (docs/images), from runs and in a browser;
+#               ARGS='--only report', ARGS='--data DIR' for the one of MNIST
 # make wheel  the package with its compiled parts, in dist/
 # make tried PYTHON=python3.12 TORCH=2.13.0  install it there, and run what decides (docs/release.md)
 PYTHON ?= python3
@@ -13,7 +15,7 @@ BIN    := $(VENV)/bin
 PIP    := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 ARGS   ?=
 
-.PHONY: run test golden check format clean bench evidence torture wheel tried
+.PHONY: run test golden check format clean bench evidence pictures torture wheel tried
 BENCHMARKS := round epoch scale evaluate steady timeline
 
 # Each stamp records one finished installation, so that a second `make run` installs nothing.
@@ -60,6 +62,9 @@ format: $(VENV)/dev.stamp
 
 bench: $(VENV)/run.stamp
 	for name in $(BENCHMARKS); do $(BIN)/python benchmarks/$$name.py --out benchmarks/results/$$name.json $(ARGS) || exit 1; done
+
+pictures: $(VENV)/dev.stamp $(VENV)/browser.stamp
+	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/pictures.py $(ARGS)
 
 # Interrupt it at any time: what is done is kept in runs/evidence, and it goes on from there.
 DATA ?=

@@ -87,7 +87,8 @@ def test_a_damaged_copy_is_not_put_back(damage: str, folder: Path) -> None:
     place = copy / "store.sqlite" if damage == "ledger" else next((copy / "tensors").iterdir())
     whole = place.read_bytes()
     place.unlink()  # it may be a link
-    place.write_bytes(whole[:-7] + bytes(7))
+    spoiled = whole.replace(b"Woke", b"Wake", 1)
+    place.write_bytes(spoiled if damage == "ledger" else whole[:-7] + bytes(7))
     failed = run.invoke(app, restore)
     assert isinstance(failed.exception, RecordError)
     assert "damaged" in str(failed.exception)
@@ -116,6 +117,8 @@ def test_restore_says_what_it_needs(folder: Path) -> None:
     for arguments, words in (
         (["server/0"], "name a copy of its store with --from"),
         (["device/0", "--coordinator", str(folder)], "--coordinator is for servers"),
+        (["server/0", "--server", str(folder)], "--server is for the coordinator"),
+        (["coordinator", "--server", str(folder), "--from", str(folder)], "not both"),
         (["printer/0", "--from", str(folder)], "'printer/0' is no role"),
         (["server/7", "--from", str(folder)], "there is no server/7"),
     ):

@@ -491,6 +491,21 @@ def test_a_peer_that_sends_too_fast_is_slowed_down_and_told(certs: Path) -> None
     asyncio.run(scenario())
 
 
+def test_who_connects_anew_has_no_new_bucket(certs: Path) -> None:
+    """What one connection has used up, the next one of this identity does not have."""
+
+    async def scenario() -> None:
+        options = dataclasses.replace(QUICK, letters_per_s=0.001, burst=3)
+        async with linked(certs, options=options) as (server, here, device, _):
+            for k in range(3):
+                await device.send(up(None, k))
+            await eventually(lambda: len(here.letters) == 3)
+            assert not server._traffic.bucket(DEVICE, "letters").take()
+            assert server._traffic.bucket("device/8", "letters").take()
+
+    asyncio.run(scenario())
+
+
 def test_letters_for_a_peer_that_does_not_read_are_dropped_not_kept(certs: Path) -> None:
     async def scenario() -> None:
         size = 1_000_000

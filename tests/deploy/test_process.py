@@ -156,7 +156,10 @@ def test_an_operator_is_not_told_of_a_change_that_is_not_durable(first: bool, fo
             raise RecordError("the disk is full")
 
         await process.tell(Started())
-        asks = [lambda: process.change("dismiss", 0), lambda: process.events.do(full)]
+        asks = [
+            lambda: process.membership.change("dismiss", 0, "operator"),
+            lambda: process.events.do(full),
+        ]
         async with process.events.turn:
             waiting = [asyncio.create_task(ask()) for ask in (asks if first else asks[::-1])]
             await asyncio.sleep(0.01)
@@ -165,7 +168,7 @@ def test_an_operator_is_not_told_of_a_change_that_is_not_durable(first: bool, fo
         with pytest.raises(
             Refused, match="server/0 is ending, so this may not have happened; ask again"
         ):
-            await process.change("dismiss", 1)
+            await process.membership.change("dismiss", 1, "operator")
 
     play(folder, "server/0", scene)
 

@@ -19,6 +19,7 @@ import pytest
 from fedbcd.engines.deploy.links import dialer as dialer_module
 from fedbcd.engines.deploy.links.reaching import knock
 from fedbcd.engines.deploy.links.tls import Credentials, Plain, Security
+from fedbcd.engines.deploy.links.traffic import Closed
 from fedbcd.engines.deploy.processes.logs import log_of
 from support.waiting import eventually
 from support.wire import (
@@ -245,3 +246,33 @@ def test_a_dialler_does_not_wait_long_for_who_is_away_and_hurries_when_told(
     with a_port(listens=False) as port:
         pass
     asyncio.run(scenario(port))
+
+
+def test_a_connection_has_the_time_that_the_line_takes_and_more_each_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A knock took 3 s; TLS, Hello and Welcome take several times that."""
+    given: list[float] = []
+
+    async def far(*_: object) -> float:
+        return 3.0
+
+    async def connect(_target: str, patience_s: float) -> Closed:
+        given.append(patience_s)
+        raise TimeoutError
+
+    async def why(*_: object) -> str:
+        return "no answer"
+
+    monkeypatch.setattr(dialer_module, "knock", far)
+    monkeypatch.setattr(dialer_module, "explain", why)
+    options = dataclasses.replace(QUICK, gone_s=10.0, connect_s=100.0)
+    device = dialer(Recorder(), Plain(), 1, options=options)
+    device._connect = connect  # type: ignore[method-assign]
+
+    async def scenario() -> None:
+        for _ in range(4):
+            assert not await device._try("127.0.0.1", 1)
+
+    asyncio.run(scenario())
+    assert given == [30.0, 60.0, 100.0, 100.0]

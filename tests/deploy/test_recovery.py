@@ -7,11 +7,16 @@ from pathlib import Path
 
 import pytest
 
+from fedbcd.engines.deploy.links.certs import Authority
+from fedbcd.engines.deploy.links.tls import Credentials
+from fedbcd.engines.deploy.roles.coordinator import CoordinatorRole
+from fedbcd.engines.deploy.roles.device import DeviceRole
 from fedbcd.engines.deploy.roles.filestore import FileStore
+from fedbcd.engines.deploy.roles.rebuild import rebuild
 from fedbcd.engines.deploy.roles.recovery import recover
 from fedbcd.engines.deploy.roles.server import ServerRole
-from fedbcd.errors import RecordError, Refused
-from fedbcd.protocol.messages import COORDINATOR, Recalled
+from fedbcd.errors import FedBCDError, RecordError, Refused
+from fedbcd.protocol.messages import COORDINATOR, GlobalUpdated, Mixed, Recalled, Restored
 from fedbcd.spec import RunSpec
 from support.deployments import CASES, Town, Unkind, federation
 
@@ -166,6 +171,54 @@ def test_every_server_notices_an_empty_coordinator_in_its_first_phase_too(
         assert not town.roles[COORDINATOR].store.facts.get(f"store/{server[-1]}")
 
 
+@pytest.mark.parametrize("case", ["fedbcd-sync", "fedbcd-async", "fedbcd-graph", "fedavg-sync"])
+def test_a_coordinator_is_rebuilt_from_what_its_servers_know(
+    case: str, folder: Path, towns: list[Town]
+) -> None:
+    """Also where answers were lost with it: whoever waits for one is mixed anew."""
+    algorithm, cloud = CASES[case]
+    town = Town(folder / "town", RunSpec(algorithm, cloud, active=2), federation())
+    towns.append(town)
+    unkind = Unkind(town, 5, loss=0.2, death=0.0, fail=0.0)
+    unkind.play(3)
+    before = town.rounds
+    unkind.loss, answers = 0.0, [a for a in town.post if isinstance(a.event, Mixed | GlobalUpdated)]
+    if answers:  # one of the last round has arrived, the others are lost
+        town.deliver(answers[0])
+    town.post.clear()
+    rebuilt(town)
+    town.refused = []
+    town.restart(COORDINATOR)
+    assert not town.refused
+    assert town.rounds == before
+    go_on(unkind, 3)
+    unkind.calm()
+    town.replayed()
+
+
+@pytest.mark.parametrize("case", ["fedbcd-rigorous", "twice-async"])
+def test_where_servers_know_too_little_of_a_mix_the_coordinator_is_not_rebuilt(
+    case: str, folder: Path, towns: list[Town]
+) -> None:
+    algorithm, cloud = CASES[case]
+    town = Town(folder / "town", RunSpec(algorithm, cloud, active=2), federation())
+    towns.append(town)
+    town.start()
+    with pytest.raises(RecordError, match="put the coordinator's newest store back"):
+        rebuilt(town)
+
+
+def rebuilt(town: Town) -> None:
+    town.kill(COORDINATOR)
+    shutil.rmtree(town.folder / COORDINATOR)
+    role = town._opened(COORDINATOR, FileStore(town.folder / COORDINATOR, begin=True))
+    assert isinstance(role, CoordinatorRole)
+    servers = [FileStore(town.folder / f"server/{n}", read_only=True) for n in range(3)]
+    rebuild(role, servers, town.tick())
+    for store in (role, *servers):
+        store.close()
+
+
 def test_what_a_server_knows_of_its_coordinator_outlives_it(
     folder: Path, towns: list[Town]
 ) -> None:
@@ -178,3 +231,64 @@ def test_what_a_server_knows_of_its_coordinator_outlives_it(
     assert again.coordinator.round == known > 0
     with pytest.raises(Refused, match="does not say how far it is"):
         again.coordinator.meet({"store": "a", "round": -1})
+
+
+# ------------------------------------------------------------------------------------------------
+# two at once, and the operator's machine
+def test_a_server_and_one_of_its_devices_lose_their_disks(folder: Path, towns: list[Town]) -> None:
+    """The device begins at its server's model, the others keep theirs, the log replays."""
+    town, unkind = beginning(folder, towns, 2)
+    backup = copied(town, folder / "backup")
+    go_on(unkind, 3)
+    recovered(town, backup)
+    town.kill("device/0")
+    shutil.rmtree(town.folder / "device/0")
+    server = town.restart(SERVER)
+    town.restart("device/0")
+    go_on(unkind, 3)
+    unkind.calm()
+    assert isinstance(server, ServerRole)
+    assert server.machine.contributors == [0, 1, 2]
+    given = [step.event for step in town.roles["device/0"].store.transitions()]
+    assert any(isinstance(event, Restored) and event.model.startswith("z/") for event in given)
+    town.replayed()
+
+
+def test_a_server_and_the_coordinator_lose_their_disks(folder: Path, towns: list[Town]) -> None:
+    """With an old copy of the coordinator nobody goes on, and devices keep what they have."""
+    town, unkind = beginning(folder, towns, 2)
+    town.kill(COORDINATOR)
+    shutil.copytree(town.folder / COORDINATOR, folder / "old")
+    town.restart(COORDINATOR)
+    go_on(unkind, 3)
+    tell_round(town)
+    models = {a: role.kept["x"] for a, role in town.roles.items() if isinstance(role, DeviceRole)}
+    town.kill(COORDINATOR)
+    shutil.rmtree(town.folder / COORDINATOR)
+    shutil.copytree(folder / "old", town.folder / COORDINATOR)
+    recovered(town, None)
+    town.refused, town.post = [], []
+    server, _ = town.restart(SERVER), town.restart(COORDINATOR)
+    assert sum("has told of round" in sentence for sentence in town.refused) == 2
+    assert isinstance(server, ServerRole)
+    for actor, model in models.items():
+        device = town.roles[actor]
+        assert isinstance(device, DeviceRole)
+        assert device.kept["x"] is model
+
+
+def test_without_its_key_an_authority_lets_those_go_on_who_have_certificates(
+    tmp_path: Path,
+) -> None:
+    """It issues and revokes nothing; a new one is another."""
+    authority = Authority.create(tmp_path / "certs")
+    for identity in ("coordinator", "server/0"):
+        authority.issue(identity)
+    (tmp_path / "certs" / "ca.key").unlink()
+    with pytest.raises(FedBCDError, match=r"ca\.key"):
+        Authority(tmp_path / "certs").issue("device/0")
+    mine, peer = (Credentials(tmp_path / "certs", name) for name in ("coordinator", "server/0"))
+    assert mine.objection(peer.certificate) is None
+    Authority.create(tmp_path / "new").issue("server/0")
+    other = Credentials(tmp_path / "new", "server/0")
+    assert mine.objection(other.certificate) is not None

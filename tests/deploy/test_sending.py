@@ -251,3 +251,39 @@ def test_what_is_kept_is_bounded_and_the_oldest_goes_first() -> None:
     assert [kept.take(f"device/{n}") for n in range(4)] == [None, *parts[1:]]
     kept.put(DEVICE, None)
     assert kept.look(DEVICE) is None
+
+
+@pytest.mark.parametrize("older", ["listener", "dialer"])
+def test_software_that_does_not_say_what_arrives_is_spoken_to_as_before(
+    older: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    module = f"fedbcd.engines.deploy.links.{older}.NEWEST"
+    monkeypatch.setattr(module, 1)
+
+    async def scenario() -> None:
+        async with Pair() as pair:
+            await pair.device.send(up(a_model()))
+            await pair.server.send(down(a_model(1)))
+            await eventually(lambda: pair.here.letters and pair.there.letters)
+            assert not pair.device._peers[SERVER].connection._out.flow.is_told
+            assert not pair.server._peers[DEVICE].connection._out.flow.is_told
+            assert pair.here.heard("refused") == pair.there.heard("refused") == []
+
+    asyncio.run(scenario())
+
+
+def test_a_burst_of_notices_after_a_pause_is_nobodys_fault() -> None:
+    """Of each kind the latest is handed on, also what comes while letters are refused."""
+
+    async def scenario() -> None:
+        async with Pair(letters_per_s=50.0, burst=5) as pair:
+            write = pair.device._peers[SERVER].connection.write
+            for number in range(500):
+                await write(encode_notice(Ping(number=number)))
+            last = (DEVICE, Ping(number=499))
+            await eventually(lambda: pair.here.notices and pair.here.notices[-1] == last)
+            assert len(pair.here.notices) < 500  # a slow machine has time for more of them
+            assert not pair.server.counts.refused
+            assert pair.here.heard("refused") == pair.there.heard("refused_by_peer") == []
+
+    asyncio.run(scenario())

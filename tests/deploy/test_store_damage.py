@@ -67,7 +67,7 @@ def test_no_flipped_bit_changes_what_a_role_knows(
         assert files == {path.name for path in (place / "tensors").iterdir()}
         for left in ("-wal", "-shm"):
             (place / f"store.sqlite{left}").unlink(missing_ok=True)
-    assert noticed > 5  # most bits of a small store are of nothing
+    assert noticed > 2  # most bits of a small store are of nothing
     database.write_bytes(whole)
 
 

@@ -2,6 +2,7 @@
 descriptors all the same.
 """
 
+import asyncio
 import contextlib
 import json
 import os
@@ -11,6 +12,7 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -18,7 +20,10 @@ import pytest
 import torch
 
 from faultsim.told import environment
-from fedbcd.engines.deploy.links.strangers import Strangers, place_of
+from fedbcd.engines.deploy.links.listener import only
+from fedbcd.engines.deploy.links.refusals import Replaced
+from fedbcd.engines.deploy.links.strangers import Knocks, Strangers, place_of
+from fedbcd.engines.deploy.links.tls import Credentials
 from fedbcd.engines.deploy.processes.descriptors import WANTED, DescriptorsError, raise_limit
 from fedbcd.engines.deploy.processes.exit_codes import ExitCode
 from fedbcd.engines.deploy.roles.filestore import FileStore
@@ -31,7 +36,16 @@ from support.processes import (
     stop,
     write_job,
 )
-from support.waiting import wait_for
+from support.waiting import eventually, wait_for
+from support.wire import (
+    DEVICE,
+    SERVER,
+    Recorder,
+    dialer,
+    listener,
+    make_authority,
+    running as beside,
+)
 
 DESCRIPTORS = 256  # of each role; what is usual is 1,024
 IDLE = 400
@@ -116,6 +130,55 @@ def test_the_oldest_of_the_most_crowded_host_go_first() -> None:
         patient = Strangers(1000, lambda: 0.0)
         patient.look(port)
         assert patient.look(port) == 0  # all of them have been there for longer than that
+
+
+def test_an_identity_that_says_hello_again_and_again_waits() -> None:
+    async def scenario() -> None:
+        knocks = Knocks(at_once=3, per_s=20.0)
+        began = time.monotonic()
+        assert all([await knocks.wait("device/7") for _ in range(3)])
+        last = asyncio.create_task(knocks.wait("device/7"))
+        await asyncio.sleep(0)
+        assert not await knocks.wait("device/7")  # one waits already
+        assert await knocks.wait("device/8")
+        assert await last
+        assert time.monotonic() - began >= 1 / 20 - 0.01
+
+    asyncio.run(scenario())
+
+
+def test_a_member_that_connects_without_end_costs_little(tmp_path: Path) -> None:
+    """Its Hellos are answered at a bounded rate, and others are served meanwhile."""
+    make_authority(tmp_path, "device/8")
+
+    async def scenario() -> None:
+        ear = Recorder()
+        server = listener(ear, Credentials(tmp_path, SERVER), welcomes=only({DEVICE, "device/8"}))
+        server._knocks = Knocks(at_once=2, per_s=0.5)
+        port = await server.start()
+        for _ in range(2):
+            one = dialer(Recorder(), Credentials(tmp_path, DEVICE), port)
+            async with beside(one.run()):
+                await eventually(lambda: DEVICE in server.connected)
+            await eventually(lambda: DEVICE not in server.connected)
+        two = [dialer(Recorder(), Credentials(tmp_path, DEVICE), port) for _ in range(2)]
+        other = dialer(Recorder(), Credentials(tmp_path, "device/8"), port, me="device/8")
+        tasks = [asyncio.ensure_future(each.run()) for each in two]
+        await eventually(lambda: server.counts.refused["rate"])
+        async with beside(other.run()):
+            await eventually(lambda: "device/8" in server.connected)
+        for task in tasks:
+            await _ended(task)
+        await server.stop()
+
+    asyncio.run(scenario())
+
+
+async def _ended(task: "asyncio.Task[None]") -> None:
+    """Two processes with one identity: each may have been told that another has connected."""
+    task.cancel()
+    with contextlib.suppress(asyncio.CancelledError, Replaced):
+        await task
 
 
 @pytest.mark.parametrize(

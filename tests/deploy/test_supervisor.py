@@ -6,6 +6,9 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
+from fedbcd.engines.deploy.local import supervisor
 from support.waiting import LIMIT_S, wait_for
 
 SCRIPT = """
@@ -74,3 +77,23 @@ def test_children_end_with_their_parent(tmp_path: Path) -> None:
         parent.kill()
         parent.wait()
     assert os.getpid()  # and we are still here
+
+
+def test_logs_of_children_do_not_grow_for_ever(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is long is kept once beside the log, which a child goes on writing to."""
+    monkeypatch.setattr(supervisor, "LOG_BYTES", 100)
+    monkeypatch.setattr(supervisor, "ROTATE_EVERY_S", 0.0)
+    parent = supervisor.Supervisor(lambda _: 0, tmp_path)
+    log = tmp_path / "device-0.log"
+    with log.open("ab") as child:
+        for k in range(3):
+            child.write(b"%d" % k * 101)
+            child.flush()
+            parent.look()
+            assert log.stat().st_size == 0
+        child.write(b"short")
+    parent.look()
+    assert log.read_bytes() == b"short"
+    assert (tmp_path / "device-0.log.1").read_bytes() == b"2" * 101

@@ -24,7 +24,13 @@ from fedbcd.engines.deploy.links.dialer import Dialer
 from fedbcd.engines.deploy.links.fedbcd_pb2 import Frame
 from fedbcd.engines.deploy.links.listener import Listener
 from fedbcd.engines.deploy.links.refusals import CredentialsError, RefusedForGood
-from fedbcd.engines.deploy.links.tls import Credentials, host_name, identity_of, is_loopback
+from fedbcd.engines.deploy.links.tls import (
+    Credentials,
+    _number,
+    host_name,
+    identity_of,
+    is_loopback,
+)
 from fedbcd.errors import Refused
 from support.waiting import LIMIT_S, eventually
 from support.wire import (
@@ -525,3 +531,55 @@ def test_a_listener_survives_many_handshakes_at_once(authority: Authority) -> No
             assert listener.poll() is None
         finally:
             listener.kill()
+
+
+# ------------------------------------------------------------------------------------------------
+# what is promised of certificates
+def test_tls_1_2_is_turned_away(authority: Authority) -> None:
+    async def scenario() -> None:
+        async with linked(authority.folder) as (server, _, _, _):
+
+            def version(wanted: ssl.TLSVersion) -> str | None:
+                context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+                context.check_hostname = False
+                context.load_verify_locations(authority.folder / "ca.pem")
+                context.load_cert_chain(authority.folder / "device-7" / "identity.pem")
+                context.minimum_version = context.maximum_version = wanted
+                context.set_alpn_protocols(["h2"])
+                with socket.create_connection(("127.0.0.1", server.port), LIMIT_S) as plain:
+                    try:
+                        with context.wrap_socket(plain) as wrapped:
+                            return wrapped.version()
+                    except (ssl.SSLError, OSError):
+                        return None
+
+            assert await asyncio.to_thread(version, ssl.TLSVersion.TLSv1_2) is None
+            assert await asyncio.to_thread(version, ssl.TLSVersion.TLSv1_3) == "TLSv1.3"
+
+    asyncio.run(scenario())
+
+
+def test_an_older_list_is_not_taken_after_a_restart_either(
+    authority: Authority, tmp_path: Path
+) -> None:
+    seen, lists = tmp_path / "revocations", authority.folder / SERVER.replace("/", "-") / "crl.pem"
+    old = lists.read_bytes()
+    number = _number(Credentials(authority.folder, SERVER, seen=seen)._files.crl)
+    assert seen.read_text() == str(number)
+    authority.issue("device/77")
+    authority.revoke("device/77")
+    Credentials(authority.folder, SERVER, seen=seen)
+    lists.write_bytes(old)
+    with pytest.raises(CredentialsError, match=f"has number {number}, older than {number + 1}"):
+        Credentials(authority.folder, SERVER, seen=seen)
+    lists.write_bytes((authority.folder / "crl.pem").read_bytes())
+    assert Credentials(authority.folder, SERVER, seen=seen).list_age_s < 3600.0
+
+
+def test_a_certificate_that_expires_soon_is_trouble(tmp_path: Path) -> None:
+    made = make_authority(tmp_path)
+    assert Credentials(tmp_path, DEVICE).trouble == []
+    made.rotate(DEVICE, days=7)
+    soon = Credentials(tmp_path, DEVICE)
+    assert 6.9 < soon.seconds_left / 86_400 <= 7.0
+    assert "expires in 7.0 days; 'fedbcd certs rotate device/7'" in soon.trouble[0]

@@ -14,7 +14,7 @@ import torch
 
 from fedbcd import errors
 from fedbcd.engines.deploy.processes.exit_codes import ExitCode
-from fedbcd.engines.deploy.processes.health import Health
+from fedbcd.engines.deploy.processes.health import MOST_CLIENTS, Health
 from fedbcd.engines.deploy.processes.logs import LOGGER, log_of
 from fedbcd.engines.deploy.processes.metrics import Metrics, Mixing, totals
 from fedbcd.engines.deploy.processes.timeouts import MULTIPLE, WINDOW, AdaptiveTimeout, Timeouts
@@ -116,6 +116,42 @@ def test_health_endpoints() -> None:
     assert [code for code, _ in answers] == [503, 200, 200, 200, 200, 404, 405]
     assert "fedbcd_rounds" in answers[3][1]
     assert json.loads(answers[4][1]) == {"state": "idle"}
+
+
+def test_a_page_that_calls_itself_by_another_name_sees_nothing() -> None:
+    """DNS can make a name of somebody else's point to this machine; a browser then sends that
+    name.
+    """
+
+    async def ask(*hosts: bytes) -> list[bytes]:
+        health = Health(Metrics("coordinator").text, dict, lambda: True)
+        port = await health.start("127.0.0.1", 0)
+        answers = []
+        for host in hosts:
+            reader, writer = await asyncio.open_connection("127.0.0.1", port)
+            writer.write(b"GET /status HTTP/1.1\r\n" + host + b"\r\n")
+            answers.append((await reader.read()).split(b" ")[1])
+            writer.close()
+        await health.close()
+        return answers
+
+    good = [b"", b"Host: localhost\r\n", b"host: 127.0.0.1:80\r\n", b"Host: [::1]:9\r\n"]
+    bad = [b"Host: evil.example\r\n", b"Host: localhost.evil.example:80\r\n", b"Host: \r\n"]
+    assert asyncio.run(ask(*good, *bad)) == [b"200"] * len(good) + [b"421"] * len(bad)
+
+
+def test_liveness_is_answered_whoever_holds_connections_open() -> None:
+    async def ask() -> tuple[int, str]:
+        health = Health(Metrics("coordinator").text, dict, lambda: True)
+        port = await health.start("127.0.0.1", 0)
+        held = [await asyncio.open_connection("127.0.0.1", port) for _ in range(3 * MOST_CLIENTS)]
+        answer = await asyncio.to_thread(_get, port, "/healthz")
+        for _, writer in held:
+            writer.close()
+        await health.close()
+        return answer
+
+    assert asyncio.run(ask()) == (200, "ok\n")
 
 
 def test_a_client_that_sends_too_much_is_cut_off() -> None:

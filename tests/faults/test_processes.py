@@ -29,7 +29,7 @@ def test_stores_that_are_lost_or_old_take_no_models_with_them() -> None:
     """Of a server with its coordinator down, of the coordinator, of a device; each says so in its
     log and status.
     """
-    server, old, coordinator, device, again = told("faultsim.lost")
+    server, old, coordinator, device, again, rebuilt = told("faultsim.lost")
     assert (server["code"], server["untouched"]) == (
         ExitCode.NO_STORE,
         True,
@@ -53,6 +53,9 @@ def test_stores_that_are_lost_or_old_take_no_models_with_them() -> None:
     assert "as generation 1, and counts each device once it has contributed again" in again["said"]
     assert again["again"] == ExitCode.RECORD  # a store is there, which may be all there is
     assert (again["generation"], again["went_on"], again["replayed"]) == (1, [3, 3], True)
+    assert f"coordinator has {3 + 8} rounds, of which its servers knew" in rebuilt["said"]
+    assert rebuilt["replayed"]
+    assert not any(rebuilt["errors"].values())
 
 
 def test_one_bad_device_harms_nobody() -> None:

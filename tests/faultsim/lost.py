@@ -311,7 +311,26 @@ def new_generation(lost: Lost) -> dict[str, Any]:
     }
 
 
-SCENES = (empty_server, old_server, empty_coordinator, empty_device, new_generation)
+def rebuilt_coordinator(lost: Lost) -> dict[str, Any]:
+    """The coordinator's disk is gone; its log is put together from that of its server."""
+    lost.put(COORDINATOR, "")
+    file, known = lost.folder / "restored.toml", lost.place(SERVER)
+    restored = run("restore", file, COORDINATOR, "--server", known)
+    assert restored.returncode == 0, restored.stderr
+    (lost.folder / "events.jsonl").unlink()
+    lost.play(ROUNDS + 10)
+    errors = {actor: lost.errors(actor) for actor in (COORDINATOR, SERVER, *DEVICES)}
+    return {
+        "said": restored.stdout,
+        "replayed": lost.here.replays(lost.folder),
+        "errors": errors,
+    }
+
+
+SCENES = (
+    *(empty_server, old_server, empty_coordinator, empty_device),
+    *(new_generation, rebuilt_coordinator),
+)
 
 
 def main() -> int:

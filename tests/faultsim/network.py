@@ -49,6 +49,7 @@ FAULTS: Mapping[str, tuple[Sequence[str], Mapping[str, Any]]] = {
     "far, then forgotten": (("devices", COORDINATOR), {"delay": 1.5, "forget": True}),
 }
 AT_ONCE = ("forgotten", "moved")  # nothing is repaired
+LONGER = {"slow": 5, "far": 2, "far, then forgotten": 2}  # so many times as long
 HIDDEN, LARGE = 4, {"slow": 1000}  # hidden units; 75,010 values instead of 310
 
 
@@ -197,7 +198,7 @@ def suffer_all(asked: argparse.Namespace, tell: Callable[[dict[str, Any]], None]
             run.wait_for_round(2)
             for fault, host in ((one, host) for one in chosen for host in FAULTS[one][0]):
                 if not asked.hosts or host in asked.hosts:
-                    came = run.suffer(fault, host, asked.seconds)
+                    came = run.suffer(fault, host, asked.seconds * LONGER.get(fault, 1))
                     fine = fine and came["recovered_s"] <= asked.within
                     tell(came)
             tell(run.conclude())

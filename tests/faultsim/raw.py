@@ -52,6 +52,7 @@ PARTS: dict[str, tuple[str, str]] = {
         "faultsim.load --devices 200 --active 200 --values 250000 --seconds 40 --slow-sync 0.1",
         "faultsim.load --devices 50 --active 50 --values 250000 --seconds 20 --slow-sync 0.1",
     ),
+    "growth": ("faultsim.growth --rounds 10000", "faultsim.growth --rounds 2000"),
     "soak": (
         "faultsim.load --devices 50 --active 10 --seconds 3600 --every 300",
         "faultsim.load --devices 50 --active 10 --seconds 900 --every 180",
@@ -132,6 +133,19 @@ def _fuzz(lines: Sequence[str]) -> str:
     return f"inputs: {inputs}; {sum(len(one['findings']) for one in found)} findings"
 
 
+def _growth(lines: Sequence[str]) -> str:
+    found = [one for one in objects(lines) if "rounds" in one]
+    first, last = found[0], found[-1]
+    grown = ", ".join(
+        f"{role} {there['events']:,} events in {there['rows']} rows and"
+        f" {there['archive_kib']:g} KiB of archive, {first[role]['all_kib']:,} to"
+        f" {there['all_kib']:,} KiB in all"
+        for role, there in last.items()
+        if isinstance(there, dict)
+    )
+    return f"rounds {first['rounds']:,} to {last['rounds']:,}: {grown}"
+
+
 def _hosts(lines: Sequence[str]) -> str:
     found = objects(lines)[-1]
     cut = ", ".join(
@@ -155,14 +169,14 @@ def _network(lines: Sequence[str]) -> str:
 def network_table() -> str:
     """Fault by fault: the time without a round, and the time to recover."""
     rows = [
-        "| fault | of the lines of | for | rounds meanwhile | longest without a round | two more"
+        "| fault | host | lasted | rounds meanwhile | longest without a round | two more"
         " rounds after its end |",
         "|---|---|---|---|---|---|",
     ]
     path = RAW / "network.txt"
     for one in objects(parts_of(path)[1]) if path.exists() else ():
         if "fault" in one:
-            lasted = f"{one['lasted_s']:g} s" if one["lasted_s"] else "good"
+            lasted = f"{one['lasted_s']:g} s" if one["lasted_s"] else "for good"
             without, after = one["without_a_round_s"], one["recovered_s"]
             rows.append(
                 f"| {one['fault']} | {one['host']} | {lasted} | {one['rounds_meanwhile']} |"
@@ -202,6 +216,7 @@ SAID: dict[str, Callable[[Sequence[str]], str]] = {
         *("recovery_median_s", "recovery_worst_s", "replayed"),
     ),
     "fuzz": _fuzz,
+    "growth": _growth,
     "hosts": _hosts,
     "network": _network,
     "big": _last("model_bytes", "rounds", "most_memory_in_models", "bytes_over_least", "replayed"),

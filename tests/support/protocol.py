@@ -14,6 +14,7 @@ from fedbcd.protocol import Coordinator, Device, Server
 from fedbcd.protocol.messages import (
     Acknowledged,
     Activated,
+    AnswersLost,
     Command,
     Contributed,
     DeadlinePassed,
@@ -67,6 +68,7 @@ EVERY_EVENT: tuple[Event, ...] = (
     DeviceReset(device=0),
     Resumed(device=0, incarnation=0),
     Restored(incarnation=1, activation=0, session=1 << 32, model="x/0/0"),
+    AnswersLost(servers=(3,), models=("w/0/0",)),
     Recovered(generation=1),
     Returned(device=0, activation=0, incarnation=0),
     Recalled(incarnation=1, activation=0),

@@ -17,7 +17,7 @@ from support.clouds import cloud_round, first_b_weights
 from support.exploring import examples
 from support.rounding import ROUNDED_64
 
-EXACT = examples(40)
+EXACT = examples(20)
 seeds = st.integers(0, 2**20)
 
 

@@ -18,7 +18,7 @@ from fedbcd.protocol.clouds import CLOUDS
 from fedbcd.schedule.delays import DELAYS
 from support.exploring import examples
 
-EXACT = examples(100)
+EXACT = examples(50)
 
 
 @dataclass(frozen=True)

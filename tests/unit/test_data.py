@@ -24,7 +24,7 @@ from fedbcd.data.datasets import Scale
 from fedbcd.errors import ConfigError, DataError
 from support.exploring import examples
 
-EXACT = examples(25)
+EXACT = examples(15)
 
 
 # ------------------------------------------------------------------------------------------------

@@ -47,7 +47,7 @@ def can_be(room: tuple[int, ...], devices: int, labels: int, samples: int) -> bo
     return bool(left)
 
 
-@examples(60)
+@examples(30)
 @given(
     st.lists(st.integers(1, 5), min_size=1, max_size=4),
     st.integers(1, 4),
@@ -74,7 +74,7 @@ def test_a_deal_is_exact_and_is_refused_only_where_there_is_none(
     assert (counts.sum(axis=0) <= room).all()
 
 
-@examples(25)
+@examples(15)
 @given(
     st.lists(st.integers(0, 4), min_size=40, max_size=120),
     st.integers(1, 8),

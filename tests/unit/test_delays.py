@@ -17,7 +17,7 @@ from fedbcd.errors import ConfigError
 from fedbcd.schedule.delays import DELAYS, Delay
 from support.exploring import examples
 
-EXACT = examples(60)
+EXACT = examples(30)
 KINDS: dict[str, Delay] = {
     "exponential": fb.Exponential(2.0),
     "weibull": fb.Weibull(shape=0.7, scale=3.0),

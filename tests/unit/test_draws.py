@@ -13,7 +13,7 @@ from fedbcd.algorithm import draws
 from support.exploring import examples
 
 MODULUS = 1 << 64
-EXACT = examples(60)
+EXACT = examples(30)
 seeds = st.integers(-(2**70), 2**70)
 parts = st.lists(st.integers(0, 2**40), min_size=1, max_size=5)
 

@@ -264,7 +264,7 @@ SHALLOW = Example(
 
 
 @needs_library
-@examples(20)
+@examples(10)
 @given(example=EXAMPLES)
 @hypothesis.example(DEEP)
 def test_every_build_takes_the_steps_of_eq_4(example: Example) -> None:
@@ -317,7 +317,7 @@ def test_a_wrong_step_is_told_from_rounding(example: Example, wrong: float) -> N
 
 
 @needs_library
-@examples(25)
+@examples(12)
 @given(example=EXAMPLES)
 def test_neither_threads_nor_the_memory_nor_the_vectors_of_the_processor_change_a_bit(
     example: Example,
@@ -485,7 +485,7 @@ def test_a_library_of_another_version_of_its_source_is_not_called(
 # ------------------------------------------------------------------------------------------------
 # testing
 @needs_library
-@examples(25)
+@examples(12)
 @given(
     widths=st.lists(st.integers(1, 50), min_size=2, max_size=5),
     samples=st.integers(1, 100),

@@ -159,6 +159,29 @@ def test_lines_fit_a_hundred_columns(folder: Path) -> None:
     assert not wide, f"wider than {COLUMNS} columns: {wide}"
 
 
+def names_in(module: str) -> Iterator[str]:
+    for node in nodes_of(module):
+        match node:
+            case ast.Name(id=name) | ast.arg(arg=name) | ast.Attribute(attr=name):
+                yield name
+
+
+def test_letters_of_shapes_are_in_the_glossary_or_at_the_top_of_their_module() -> None:
+    page = (TESTS.parent / "docs" / "glossary.md").read_text().partition("Shapes in names: ")[2]
+    known = set(re.findall(r"\b([A-Z]) [a-z]", page))
+    assert len(known) > 8
+    stacked = re.compile(r"[a-z_]*[a-z]_([A-Z]{1,4}|[A-Z0-9]{2,4})")
+    unsaid = {}
+    for module in FILES:
+        found = {m[1] for name in names_in(module) if (m := stacked.fullmatch(name))}
+        letters = {letter for each in found for letter in each if letter.isalpha()} - known
+        whole = nodes_of(module)[0]
+        assert isinstance(whole, ast.Module)
+        if letters and "hape" not in (ast.get_docstring(whole) or ""):
+            unsaid[module] = sorted(letters)
+    assert not unsaid, f"say at the top of the module what these letters are: {unsaid}"
+
+
 def test_nobody_asks_for_the_class_of_a_method_a_player_or_a_backend() -> None:
     """An `assert` tells a type checker what the place that chooses has seen to."""
     asked = []

@@ -173,7 +173,7 @@ class Any:
         return tuple(found)
 
 
-@examples(120)
+@examples(60)
 @given(seed=st.integers(0, 1_000_000))
 def test_a_stack_of_devices_does_what_each_would_do_alone(seed: int) -> None:
     drawn = Any(seed)
@@ -207,7 +207,7 @@ def test_a_stack_of_devices_does_what_each_would_do_alone(seed: int) -> None:
         assert stack.drawn[k] == alone.drawn == batches_of(plan, steps[k])
 
 
-@examples(60)
+@examples(30)
 @given(seed=st.integers(0, 1_000_000))
 def test_what_is_given_is_not_changed_in_place(seed: int) -> None:
     plan = Any(seed).plan()

@@ -232,7 +232,7 @@ def test_loading_keeps_tied_weights_tied() -> None:
     assert module.decode.weight is module.encode.weight
 
 
-@examples(20)
+@examples(12)
 @given(
     shapes=st.lists(st.lists(st.integers(1, 4), max_size=3), min_size=1, max_size=5),
     seed=st.integers(0, 1000),

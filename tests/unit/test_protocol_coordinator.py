@@ -23,6 +23,7 @@ from fedbcd.protocol.clouds import (
 )
 from fedbcd.protocol.coordinator import ACCEPTED
 from fedbcd.protocol.messages import (
+    AnswersLost,
     Command,
     Event,
     GlobalUpdated,
@@ -96,8 +97,21 @@ def test_a_coordinator_accepts_reports_of_servers_and_nothing_else(
 ) -> None:
     """Paper, Remark: 'the coordinator only involves lightweight computations'."""
     for event in (*EVERY_EVENT, Nonsense()):
-        if type(event) not in ACCEPTED:
+        if type(event) not in (*ACCEPTED, AnswersLost):  # that comes from within
             assert_refused(coordinator, event, LocalProtocolError, "the coordinator cannot handle")
+
+
+def test_whose_answer_is_lost_is_heard_once_more_and_mixed_anew() -> None:
+    coordinator = AsyncCoordinator(range(3), first=2)
+    coordinator.handle(ready(0))
+    assert len(coordinator.handle(ready(1))) == 3  # a mix, and two answers
+    assert len(coordinator.handle(ready(1))) == 1  # the answer again
+    assert coordinator.handle(AnswersLost(servers=(1,), models=("w/0/0",))) == []
+    assert coordinator.handle(ready(0)) == []  # a late copy
+    assert coordinator.handle(ready(1)) == []  # it waits for another
+    again = coordinator.handle(ready(2))
+    assert isinstance(again[0], MixModels)
+    assert (again[0].round, again[0].servers) == (1, (1, 2))
 
 
 @pytest.mark.parametrize("coordinator", every_coordinator(), ids=lambda c: type(c).__name__)

@@ -32,7 +32,7 @@ from fedbcd.record.eventlog import BEFORE, LogReader, LogWriter, Transition, dec
 from fedbcd.record.history import FIRST_COLUMNS, History, Row, columns_of
 from support.exploring import examples
 
-EXACT = examples(60)
+EXACT = examples(30)
 floats = st.floats()
 COLUMNS = columns_of(["accuracy", "f1_macro", "loss"], validation=True)
 rows = st.fixed_dictionaries(

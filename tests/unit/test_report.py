@@ -417,6 +417,23 @@ def test_a_run_that_stopped_names_the_command_that_goes_on(tmp_path: Path) -> No
         assert _stands(path) == ("stopped", f"stopped at round {rounds} of 6; go on with {command}")
 
 
+def _ended(result: dict[str, Any]) -> float:
+    return float(fb.History.of_plain(result["history"]).last.personal_accuracy)
+
+
+def test_of_a_series_the_means_over_its_seeds_are_said(tmp_path: Path) -> None:
+    job = write_job(tmp_path / "job.toml", title="mine")
+    fedbcd("run", job, "--seeds", "2", "--workers", "1", "--out", tmp_path / "out")
+    (folder,) = (tmp_path / "out" / "runs").iterdir()
+    results = [json.loads(path.read_text()) for path in (tmp_path / "out" / "results").iterdir()]
+    view = view_of([read_run(folder)], plan=False)
+    mean = sum(_ended(result) for result in results) / 2
+    assert view["runs"][0]["series"]["personal"] == pytest.approx(mean)
+    assert view["first"]["tiles"][0]["value"] == f"{100 * mean:.1f} %"
+    assert "means of 2 seeds; curves and devices of seed 0" in view["first"]["facts"]
+    assert not any("seed" in step["words"] for step in view["first"]["next"])
+
+
 def test_a_run_that_failed_says_why_until_it_goes_on(tmp_path: Path) -> None:
     steep = {"algorithm.device_step": 1e30, "algorithm.projection": {"name": "none"}}
     job = write_job(tmp_path / "job.toml", **steep)

@@ -17,6 +17,7 @@ EVENTS = [kind for kind in _TYPES.values() if issubclass(kind, Event)]
 def said_of_number_1(kind: type) -> Event:
     """Any event of this kind, about device 1 and server 1."""
     texts = {"model": "x/1/0", "reason": "word", "by": "operator", "journal": "0:"}
+    texts |= {"among": [1], "servers": [1], "models": ["z/1/0"]}
     event = decode({kind.__name__: {name: texts.get(name, 1) for name in kind.__slots__}})
     assert isinstance(event, Event)
     return event

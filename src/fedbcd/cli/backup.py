@@ -4,6 +4,7 @@
 
 import shutil
 import time
+from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -57,6 +58,14 @@ def restore_command(
             " under a new generation, and needs no backup."
         ),
     ] = None,
+    servers: Annotated[
+        list[Path] | None,
+        typer.Option(
+            "--server",
+            help="For the coordinator: the store of a server, or a copy of now; repeat for all, in"
+            " order. Its log is put together from theirs, and it needs no backup.",
+        ),
+    ] = None,
     folder: Annotated[
         str | None, typer.Option(help="Where roles keep their stores, as for the role itself.")
     ] = None,
@@ -70,9 +79,13 @@ def restore_command(
     deployment.check_actor(role)
     if coordinator is not None and not role.startswith("server/"):
         raise ConfigError(f"--coordinator is for servers; leave it out for {role}")
-    if backup is None and coordinator is None:
+    if servers and role != COORDINATOR:
+        raise ConfigError(f"--server is for the coordinator; leave it out for {role}")
+    if servers and backup is not None:
+        raise ConfigError("a coordinator is rebuilt from its servers, or from a copy: not both")
+    if backup is None and coordinator is None and not servers:
         raise ConfigError(f"nothing to restore {role} from; name a copy of its store with --from")
-    said = _restore(deployment, role, backup, coordinator)
+    said = _restore(deployment, role, backup, coordinator, servers or ())
     for line in said:
         say(line, Console())
     if file.is_dir() and (file / LOG).exists():
@@ -81,7 +94,11 @@ def restore_command(
 
 
 def _restore(
-    deployment: "Deployment", role: str, backup: Path | None, coordinator: Path | None
+    deployment: "Deployment",
+    role: str,
+    backup: Path | None,
+    coordinator: Path | None,
+    servers: Sequence[Path],
 ) -> list[str]:
     """Made beside its place, so that nothing is there unless all of it is."""
     from fedbcd.engines.deploy.roles.backup import check_free, put_back, take_place
@@ -94,6 +111,8 @@ def _restore(
         said.append(f"{role} has {put_back(backup, restored)} events of {backup}")
     if coordinator is not None:
         said.append(_begin_generation(deployment, role, coordinator, restored))
+    elif servers:
+        said.append(_rebuilt(deployment, servers, restored))
     elif not role.startswith("device/"):
         said.append("only the newest will do: its peers refuse it if they know of more")
     take_place(restored, folder)
@@ -119,3 +138,19 @@ def _begin_generation(
             f" {server.machine.phase}, as generation {server.machine.generation}, and counts each"
             " device once it has contributed again"
         )
+
+
+def _rebuilt(deployment: "Deployment", servers: Sequence[Path], restored: Path) -> str:
+    from fedbcd.engines.deploy.roles.coordinator import CoordinatorRole
+    from fedbcd.engines.deploy.roles.filestore import FileStore
+    from fedbcd.engines.deploy.roles.rebuild import rebuild
+
+    with ExitStack() as stack:
+        known = [FileStore(server, read_only=True) for server in servers]
+        for one in known:
+            stack.callback(one.close)
+        store = FileStore(restored, begin=True)
+        stack.callback(store.close)
+        role = CoordinatorRole.open(store, deployment.blueprint)
+        rounds = rebuild(role, known, time.time() - deployment.options.epoch)
+        return f"coordinator has {rounds} rounds, of which its servers knew"

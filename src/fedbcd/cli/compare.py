@@ -40,7 +40,7 @@ from fedbcd.experiments.pictures import draw_curves, draw_personal
 from fedbcd.experiments.pool import Result, job_key, run_tasks, task_of, workers_that_fit
 from fedbcd.own import imports
 from fedbcd.record.history import ENDS
-from fedbcd.record.names import JOB, REPORT
+from fedbcd.record.names import JOB, REPORT, SERIES
 from fedbcd.report.page import write_report
 
 SEEDS = 5  # of a comparison, where nobody says
@@ -160,7 +160,7 @@ def leave_series(found: Comparison, places: Sequence[Path], folder: Path, table:
 def _leave(
     found: Comparison, places: Sequence[Path], folder: Path, how: Played, as_json: bool
 ) -> None:
-    has_picture = leave_series(found, places, folder, "comparison.csv")
+    has_picture = leave_series(found, places, folder, SERIES[0])
     screen = screen_for(as_json)
     _show(found, screen)
     if how.tests:

@@ -37,6 +37,7 @@ from fedbcd.experiments.readings import READINGS
 from fedbcd.experiments.sweep import Tried, parse_sweep, rank, title_of
 from fedbcd.experiments.titles import in_a_word
 from fedbcd.record.history import in_words
+from fedbcd.record.names import SERIES
 
 MOST_REPORTED = 20  # points of a sweep that a report shows
 
@@ -133,7 +134,7 @@ def sweep_command(
     whole = {job_key(job): whole_place(job, folder) for job in first}
     jobs = [job for point in points for job in point.jobs]
     results = _run(jobs, folder, workers, whole)
-    leave_series(comparison_of(results, ()), [*whole.values()], folder, "sweep.csv")
+    leave_series(comparison_of(results, ()), [*whole.values()], folder, SERIES[1])
     write_table(results, folder / "curves.csv")
     tried = rank(part, points, results)
     screen = screen_for(as_json)

@@ -33,6 +33,9 @@ Value = float | None  # None: it is not defined on these samples
 Values = tuple[Value, ...]  # of all measures
 
 
+REMEMBERED = 20_000  # models; what their tests came to is kept, about a kilobyte of each
+
+
 @dataclass(frozen=True)
 class Tested:
     """The values of one personal model."""
@@ -225,7 +228,8 @@ class Evaluator:
         keys = [list(wanted[model]) for model in new]
         found = workers.map(self._sums, [models[model] for model in new], keys)
         known = self._known | {name_of[m]: sums for m, sums in zip(new, found, strict=True)}
-        self._known = {name: known[name] for name in name_of.values()}
+        few = len(models) <= REMEMBERED
+        self._known = {name: known[name] for name in name_of.values()} if few else {}
         return {model: known[name] for model, name in name_of.items()}
 
     def _common(self) -> list[Key]:

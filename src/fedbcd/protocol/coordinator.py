@@ -6,11 +6,13 @@ heard and said.
 """
 
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
 from itertools import islice
 from typing import Protocol
 
 from fedbcd.errors import LocalProtocolError, RemoteProtocolError
 from fedbcd.protocol.messages import (
+    AnswersLost,
     Command,
     Event,
     GlobalUpdated,
@@ -54,6 +56,8 @@ class SyncCoordinator:
         self._ready: set[ServerId] = set()
 
     def handle(self, event: Event) -> list[Command]:
+        if isinstance(event, AnswersLost):
+            return []  # the one model that there is is known to whoever has adopted it
         ready = _server_ready(event, self._servers)
         if ready.phase > self.round:
             raise _from_the_future(ready, self.round)
@@ -108,6 +112,8 @@ class AsyncCoordinator:
         ] = {}  # the B of the mix under way -> next iteration's model
 
     def handle(self, event: Event) -> list[Command]:
+        if isinstance(event, AnswersLost):
+            return self._forget_answers(event)
         ready = _server_ready(event, self._servers)
         heard = self._heard.get(ready.server)
         if not self._is_news(ready, heard):
@@ -132,6 +138,15 @@ class AsyncCoordinator:
         if ready.iteration > 0:
             return [s for s, said in self._group.items() if said is None] == [ready.server]
         return not self._group and len(self._queue) + 1 >= self.first
+
+    def _forget_answers(self, event: AnswersLost) -> list[Command]:
+        """Who waits for one that is lost reports once more, and that is news."""
+        self._said.clear()
+        for server in event.servers:
+            heard = self._heard.pop(server, None)
+            if heard is not None and heard.phase > 0:
+                self._heard[server] = replace(heard, phase=heard.phase - 1)
+        return []
 
     @staticmethod
     def _is_news(ready: ServerReady, heard: ServerReady | None) -> bool:
@@ -292,3 +307,4 @@ def _from_the_future(ready: ServerReady, round_: int) -> RemoteProtocolError:
 # A coordinator has no states of its own beyond its counters, so its table has one row: what it
 # accepts, always.
 ACCEPTED: Mapping[type[Event], str] = {ServerReady: "queue it; mix as soon as enough are in"}
+# Beside it, `AnswersLost`, from within: whose answers are lost are heard once more.

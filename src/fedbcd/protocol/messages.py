@@ -301,11 +301,16 @@ class Contributed(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mixed(Event):
-    """The coordinator has mixed this server's model of `phase` with the others': w_n = `model`."""
+    """The coordinator has mixed this server's model of `phase` with the others': w_n = `model`.
+
+    `among` are the servers of the mix, in order, so that the coordinator's log is in other places
+    too (docs/recovery.md). As with `journal` of reports, comparisons pass it over.
+    """
 
     phase: int
     iteration: int
     model: ModelRef
+    among: tuple[ServerId, ...] = field(default=(), compare=False, repr=False)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -339,6 +344,17 @@ class ServerReady(Event):
     iteration: int
     model: ModelRef
     journal: str = field(default="", compare=False, repr=False)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AnswersLost(Event):
+    """The coordinator has lost its store, and its log was put together from those of its servers.
+    Nobody has the models of its answers any more: `servers` wait for one, and are to be mixed
+    anew. Of each, the model that it was to have got.
+    """
+
+    servers: tuple[ServerId, ...]
+    models: tuple[ModelRef, ...]
 
 
 # ------------------------------------------------------------------------------------------------

@@ -37,6 +37,7 @@ BEFORE: dict[str, dict[str, Any]] = {
     "DeviceLeft": {"anew": False, "by": ""},
     "Dismiss": {"anew": False},
     "ServerReady": {"journal": ""},
+    "Mixed": {"among": []},
 }  # fields that 0.1.0 did not have
 
 
@@ -55,8 +56,8 @@ def encode(message: Event | Command) -> dict[str, Any]:
     fields = {name: getattr(message, name) for name in _FIELDS[kind]}
     if "message" in fields:
         fields["message"] = encode(fields["message"])
-    for name in ("by", "journal"):  # nobody's wish, nobody's log, as in all logs of before
-        if fields.get(name) == "":
+    for name in ("by", "journal", "among"):  # nobody's wish or log, as in all logs of before
+        if name in fields and not fields[name]:
             del fields[name]
     return {kind.__name__: fields}
 

@@ -7,6 +7,7 @@ CHECKPOINT = "checkpoint.safetensors"
 MODELS = "models.safetensors"
 HISTORY = "history.csv"
 REPORT = "report.html"
+SERIES = ("comparison.csv", "sweep.csv")  # of runs with several seeds: means over these
 FAILURE = "failure.txt"  # of a run that could not go on: why, in a sentence
 DEVICES = "devices.csv"  # at the end; during the run, of a round: `devices_file`
 

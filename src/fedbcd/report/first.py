@@ -47,10 +47,12 @@ def first_screen(runs: Sequence[View]) -> View:
     """Of these runs, as plain data for a page."""
     cards, steps, tiles = cards_of(runs), list[Step](), list[Tile]()
     found = Verdict("none", "There is no run here yet.")
+    compares = len({run["summary"]["metric"] for run in runs if run["measures"]}) < 2
     if runs:
         groups = groups_of(runs)
         found = verdict_on(groups)
         subject = found.subject
+    if runs and compares:
         tiles = _progress(groups[0]) if subject is None else _tiles(subject, found.reference)
         steps = next_steps([run for one in _first(groups, subject) for run in one.runs])
     drawn = (
@@ -59,6 +61,7 @@ def first_screen(runs: Sequence[View]) -> View:
     return {
         "tone": found.tone,
         "words": found.words,
+        "compares": compares,
         "facts": _facts(runs) if runs else "",
         "tiles": [asdict(tile) for tile in tiles],
         "cards": [asdict(card) for card in cards],
@@ -178,10 +181,17 @@ def _facts(runs: Sequence[View]) -> str:
             for devices, servers in sizes
             if len(sizes) == 1 and devices
         ),
-        f"seed {seeds[0]}" if len(seeds) == 1 else f"seeds {seeds[0]} to {seeds[-1]}",
+        _seeds(runs, seeds),
         (in_seconds(sum(took)) + (f" on {cores} cores" if cores else "")) if all(took) else "",
     ]
     return " · ".join(part for part in parts if part)
+
+
+def _seeds(runs: Sequence[View], seeds: Sequence[int]) -> str:
+    most = max(run.get("series", {}).get("seeds", 1) for run in runs)
+    if most > 1:
+        return f"means of {most} seeds; curves and devices of seed {seeds[0]}"
+    return f"seed {seeds[0]}" if len(seeds) == 1 else f"seeds {seeds[0]} to {seeds[-1]}"
 
 
 def _one(values: set[str]) -> str:

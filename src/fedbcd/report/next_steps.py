@@ -28,20 +28,21 @@ def next_steps(runs: Sequence[View]) -> list[Step]:
     """The most useful of these runs' remarks, each kind once; the first run goes first."""
     found: list[Step] = []
     broken = any(run["summary"].get("state") in ("stopped", "failed") for run in runs)
-    for rule in (rules.stopped,) if broken else rules.RULES:
-        for run in runs:
+    said: set[rules.Rule] = set()
+    for run in runs:
+        for rule in (rules.stopped,) if broken else rules.RULES:
             words = next(iter(rules.remarks_by(rule, run)), None)
-            if words is None:
+            if words is None or rule in said:
                 continue
+            said.add(rule)
             text = f"{run['name']}: {words}." if len(runs) > 1 else _sentence(words)
             found.append(Step(text, COMMANDS.get(rule, _none)(run)))
-            break
     return [*found[: MOST - len(_always(runs))], *_always(runs)][:MOST]
 
 
 def _always(runs: Sequence[View]) -> list[Step]:
     """What holds of every run with one seed."""
-    if not runs or len({run["seed"] for run in runs}) > 1:
+    if not runs or len({run["seed"] for run in runs}) > 1 or any(run.get("series") for run in runs):
         return []
     if any(run["summary"]["state"] != "finished" for run in runs):
         return []
@@ -69,6 +70,8 @@ def _go_on(run: View) -> str:
 
 def _longer(run: View) -> str:
     rounds = round(LONGER * run["summary"]["rounds"])
+    if run["summary"].get("time") == "seconds":  # a deployment that has ended begins anew
+        return f"fedbcd up {_job(run)} --rounds {rounds}" if _job(run) else ""
     return way_on(Path(run["folder"]), rounds)
 
 

@@ -2,17 +2,19 @@
 head is read.
 """
 
+import csv
 import json
 import math
 import shlex
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from fedbcd.errors import RecordError
-from fedbcd.record.history import History
-from fedbcd.record.names import CHECKPOINT, HISTORY, JOB, LOG, MODELS
+from fedbcd.record.history import ENDS, History, column_of
+from fedbcd.record.names import CHECKPOINT, HISTORY, JOB, LOG, MODELS, SERIES
 from fedbcd.record.tensorfile import read_head
 
 
@@ -117,6 +119,21 @@ def head_of(path: Path, notices: list[str]) -> dict[str, Any]:
     except (OSError, ValueError, RecursionError) as error:
         notices.append(f"{path.name} cannot be read ({error}); what it holds is left out")
         return {}
+
+
+def series_of(folder: Path, title: str, measure: str) -> dict[str, float]:
+    """Means over seeds of a run that was played with several of which this folder is the first:
+    scores by `measure`, and how many seeds. Empty where there is no such table beside it.
+    """
+    for name in SERIES:
+        with suppress(OSError, ValueError, KeyError, csv.Error):
+            with (folder.parent.parent / name).open(newline="", encoding="utf-8") as file:
+                rows = [row for row in csv.DictReader(file) if row["title"] == title]
+            if len(rows) == 1 and int(rows[0]["seeds"]) > 1:
+                means = {each: float(rows[0][column_of(each, measure)]) for each in ENDS}
+                known = {str(each): v for each, v in means.items() if math.isfinite(v)}
+                return {"seeds": int(rows[0]["seeds"]), **known}
+    return {}
 
 
 def _saved_history(path: Path, notices: list[str]) -> History:

@@ -43,9 +43,15 @@ class Group:
             return "alone"
         return "own" if self.summary.get("own", True) else "one"
 
+    @property
+    def seeds(self) -> int:
+        """That are known: of these runs, or of the series of which they are the first."""
+        return int(max(run.get("series", {}).get("seeds", len(self.runs)) for run in self.runs))
+
     def mean(self, name: str) -> float | None:
-        """Of the runs' ends."""
-        known = [run["summary"][name] for run in self.runs if run["summary"].get(name) is not None]
+        """Of the runs' ends, over all seeds that are known."""
+        ends = [{**run["summary"], **run.get("series", {})}.get(name) for run in self.runs]
+        known = [end for end in ends if end is not None]
         return sum(known) / len(known) if known and len(known) == len(self.runs) else None
 
     @cached_property
@@ -84,7 +90,8 @@ class Group:
             sum(gain[name] for gain in self.gains) for name in ("better", "worse", "same")
         )
         losing = "none loses" if not worse else f"{worse:,} {'loses' if worse == 1 else 'lose'}"
-        return f" {better:,} of {better + worse + same:,} devices gain, {losing}."
+        of = f" of seed {self.runs[0]['seed']}" if self.seeds > len(self.runs) else ""
+        return f" {better:,} of {better + worse + same:,} devices{of} gain, {losing}."
 
 
 @dataclass(frozen=True)

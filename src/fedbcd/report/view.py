@@ -38,7 +38,7 @@ from fedbcd.report.protocol_view import (
     time_spent,
     timeline_view,
 )
-from fedbcd.report.runs import Extras, read_extras
+from fedbcd.report.runs import Extras, read_extras, series_of
 from fedbcd.report.standing import RunStanding, job_file, standing
 
 MOST_POINTS = 1_000  # of a curve
@@ -161,6 +161,7 @@ def run_view(
         "settings": settings_in(record.job),
         "environment": extras.environment,
         "summary": summary(record) | {"state": stands.state, "standing": stands.words},
+        "series": series_of(record.folder, record.name, extras.history.first_measure),
         "history": curves(record),
         "measures": measures_in(record.extras.history),
         **(still or devices_view(record)),

@@ -189,6 +189,9 @@ class Reader:
         match event:
             case m.Trained():
                 self._trained(number, event)
+            case m.AnswersLost():
+                for model in event.models:
+                    self._stepped_from(model)
             case m.Failed():
                 self._at_work.pop(number, None)  # or it was an offline round
             case m.OfflineTrained():

@@ -92,7 +92,7 @@
   function axisControls(app) {
     const select = fedbcd.choice("against", [], () => { app.axis = select.select.value; app.refreshCharts(); });
     const box = (text, name) => h("label", {}, h("input", { type: "checkbox", checked: app[name], onchange: (event) => { app[name] = event.target.checked; app.refreshCharts(); } }), text);
-    const el = h("div", { class: "controls" }, select.el, box("logarithmic", "logX"), box("fit the height", "fit"));
+    const el = h("div", { class: "controls" }, select.el, box("log axis", "logX"), box("fit height", "fit"));
     return { el, update: () => {
       select.set(Object.entries(axesOf(app)).map(([name, [label]]) => [name, label]));
       select.select.value = axisOf(app);

@@ -46,7 +46,7 @@
       cards.replaceChildren(...first.cards.map((card) => fedbcd.card(card.words, card.command)));
       tiles.replaceChildren(...first.tiles.map(tile));
       tiles.hidden = !first.tiles.length;
-      const [measure] = measuresOf(app), drawable = Boolean(measure) && app.view.runs.some((run) => Object.values(run.history).some((column) => column.length > 1));
+      const [measure] = measuresOf(app), drawable = Boolean(measure) && first.compares && app.view.runs.some((run) => Object.values(run.history).some((column) => column.length > 1));
       kind.set(measure ? KINDS.map(([name, text]) => [measure[name], `${text} ${measure.name}`]) : []);
       keys.update();
       controls.update();
@@ -61,7 +61,7 @@
 
   // -------------------------------------------------------------------------------------------------------------------------- runs
   sections.summary = (app) => {
-    const el = fedbcd.section("summary", "Runs", "Where each run ended, by its first measure, on test data; a device’s personal model is tested on its own test samples, or on the labels it owns. “Worst tenth” is the mean over the worst tenth of the devices.");
+    const el = fedbcd.section("summary", "Scores of the runs", "Where each run ended, by its first measure, on test data; a device’s personal model is tested on its own test samples, or on the labels it owns. “Worst tenth” is the mean over the worst tenth of the devices.");
     const place = h("div"), goals = h("div"), goal = h("input", { type: "number", step: "any", oninput: () => reach() });
     const which = choice("score", [], () => { goal.value = ""; reach(); });
     el.append(place, h("details", {}, h("summary", {}, "Time to a score"), h("div", { class: "controls" }, which.el, h("label", {}, "goal", goal)), goals));
@@ -88,7 +88,7 @@
       });
       goals.replaceChildren(table(`First test with ${format(wanted)} or ${lower ? "less" : "more"}${goal.value === "" ? ", which every run reaches" : ""}`, ["run", "seed", "clock", "rounds", "models sent"], rows, [0], "cards"));
     }
-    return { id: "summary", title: "Runs", el, update: () => {
+    return { id: "summary", title: "Scores", el, update: () => {
       measuresOf(app);
       const rows = app.view.runs.map((run) => {
         const r = run.summary, format = score(r.unit);

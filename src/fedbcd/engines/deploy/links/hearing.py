@@ -22,6 +22,7 @@ from fedbcd.engines.deploy.links.room import Share
 from fedbcd.engines.deploy.links.sending import Sending
 from fedbcd.engines.deploy.links.traffic import (
     REASON_CHARACTERS,
+    Bucket,
     Closed,
     LinkTraffic,
     OnLetter,
@@ -36,27 +37,6 @@ Read = Callable[[], Awaitable[Frame | None]]  # None: the peer has ended the str
 
 KINDS = 16  # of notices that are held at the same time
 READ_S = 0.001  # for each notice that is passed over, so that nobody floods
-
-
-class Bucket:
-    """So many a second, and a burst of more."""
-
-    def __init__(self, rate: float, burst: int) -> None:
-        self._rate, self._burst = rate, burst
-        self._tokens, self._last = float(burst), time.monotonic()
-
-    def take(self) -> bool:
-        now = time.monotonic()
-        self._tokens = min(self._tokens + (now - self._last) * self._rate, self._burst)
-        self._last = now
-        if self._tokens < 1:
-            return False
-        self._tokens -= 1
-        return True
-
-    @property
-    def pause_s(self) -> float:
-        return max((1 - self._tokens) / self._rate, 0.0)
 
 
 class Notices:
@@ -113,9 +93,8 @@ class Hearing:
         self._out = out
         self._on_letter, self._on_notice = on_letter, on_notice
         self._end = end
-        rate = (traffic.options.letters_per_s, traffic.options.burst)
-        self._bucket = Bucket(*rate)
-        self.notices = Notices(Bucket(*rate), self._receive_notice)
+        self._bucket = traffic.bucket(peer, "letters")
+        self.notices = Notices(traffic.bucket(peer, "notices"), self._receive_notice)
         self.has_heard = False  # a letter or a notice
         self._room: Share | None = None  # for the model that arrives
         self._heard_at = time.monotonic()

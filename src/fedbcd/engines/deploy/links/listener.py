@@ -30,7 +30,7 @@ from fedbcd.engines.deploy.links.fedbcd_pb2 import (
     Welcome,
 )
 from fedbcd.engines.deploy.links.refusals import CredentialsError, MissingExtra, reason_of
-from fedbcd.engines.deploy.links.strangers import Strangers
+from fedbcd.engines.deploy.links.strangers import Knocks, Strangers
 from fedbcd.engines.deploy.links.tls import (
     Certificate,
     Credentials,
@@ -113,6 +113,7 @@ class Listener(LinkEnd):
         self._server: grpc.aio.Server | None = None
         self._places = places()
         self._strangers = Strangers(self._places, lambda: self.options.connect_s)
+        self._knocks = Knocks()
         self._watchers: list[asyncio.Task[None]] = []
         self._handlers: set[asyncio.Task[Any]] = set()
 
@@ -217,6 +218,9 @@ class Listener(LinkEnd):
             certificate = self._certificate(context)
             peer = identity_of(certificate) if certificate is not None else peer
             self._check_certificate(certificate)
+            if not await self._knocks.wait(peer):
+                self._refusals.note(peer, "rate", f"{peer} says Hello too often; slow down")
+                return
             peer, about, welcome = self._greet(hello, certificate)
             known = self._strangers.known(context.peer())
         except (ProtocolError, CredentialsError) as error:

@@ -6,6 +6,7 @@ none. So the sockets of this port are looked up among the descriptors of this pr
 strangers are shut down, and gRPC then closes them.
 """
 
+import asyncio
 import contextlib
 import ipaddress
 import os
@@ -17,7 +18,9 @@ from dataclasses import dataclass
 from urllib.parse import unquote
 
 from fedbcd.engines.deploy.processes.descriptors import LEAST
+from fedbcd.protocol.messages import Actor
 
+HELLOS, HELLOS_PER_S = 20, 1.0  # of one identity: at once, and in the long run
 MOST = 1024  # strangers at one port, where there are descriptors for more
 DESCRIPTORS = "/proc/self/fd"
 
@@ -105,6 +108,33 @@ class Strangers:
             if os.readlink(f"{DESCRIPTORS}/{copy.fileno()}") == name:
                 copy.shutdown(socket.SHUT_RDWR)
                 self.dropped += 1
+
+
+class Knocks:
+    """How often each identity may say Hello: an answer costs a signature, and ends its older
+    connection. Beyond that it waits, one at a time.
+    """
+
+    def __init__(self, at_once: int = HELLOS, per_s: float = HELLOS_PER_S) -> None:
+        self._at_once, self._per_s = at_once, per_s
+        self._free: dict[Actor, tuple[float, float]] = {}  # so many were left, when
+        self._waiting: set[Actor] = set()
+
+    async def wait(self, peer: Actor) -> bool:
+        """Until it may; False: somebody waits already in its name."""
+        if peer in self._waiting:
+            return False
+        left, since = self._free.get(peer, (float(self._at_once), 0.0))
+        now = time.monotonic()
+        left = min(left + (now - since) * self._per_s, self._at_once) - 1
+        self._free[peer] = (left, now)
+        if left < 0:
+            self._waiting.add(peer)
+            try:
+                await asyncio.sleep(-left / self._per_s)
+            finally:
+                self._waiting.discard(peer)
+        return True
 
 
 def _visit(fd: int, port: int) -> Visit | None:

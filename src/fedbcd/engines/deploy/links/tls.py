@@ -12,10 +12,12 @@ and certificate, so that nobody who lacks the dialler's key can have obtained it
 connection.
 """
 
+import contextlib
 import hashlib
 import ipaddress
 import socket
 import threading
+import time
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -24,6 +26,7 @@ from fedbcd.engines.deploy.links.refusals import CredentialsError, MissingExtra
 from fedbcd.engines.deploy.processes.logs import RoleLog
 from fedbcd.errors import ConfigError, Refused
 from fedbcd.protocol.messages import Actor
+from fedbcd.record.tensorfile import write_whole
 
 try:
     import grpc
@@ -36,6 +39,7 @@ except ImportError as missing:
     raise MissingExtra(missing.name or "cryptography") from None
 
 IDENTITY, CA, CRL = "identity.pem", "ca.pem", "crl.pem"
+WARN_S = 30 * 86_400.0  # before a certificate expires, there are warnings
 SCHEME = "fedbcd:"
 HOME = "fedbcd:at/"
 PURPOSE = b"fedbcd welcome 1\0"
@@ -105,16 +109,23 @@ class Credentials:
     the last good ones in force.
     """
 
-    def __init__(self, folder: Path, me: Actor, log: RoleLog | None = None) -> None:
-        """`folder` is the role's own, or the one that `fedbcd certs init` made, which holds it."""
+    def __init__(
+        self, folder: Path, me: Actor, log: RoleLog | None = None, seen: Path | None = None
+    ) -> None:
+        """`folder` is the role's own, or the one that `fedbcd certs init` made, which holds it. The
+        number of the latest list is kept in the file `seen`, so that an older one is not taken
+        after a restart either.
+        """
         part = folder / folder_name(me)
         self.folder = part if (part / IDENTITY).is_file() else folder
         self.me = me
         self._log = log or RoleLog(me)
         self._lock = threading.Lock()  # gRPC asks for certificates from a thread of its own
         self.generation = 0  # counts the changes
+        self._seen = seen
         self._stamp = self._look()
-        self._files = self._read(None)
+        self._files = self._read(_number_in(seen))
+        self._note_list()
         if self._stamp[0] is not None and (self.folder / IDENTITY).stat().st_mode & 0o077:
             self._log.warning(
                 "key_readable",
@@ -131,7 +142,7 @@ class Credentials:
                 return False
             self._stamp = stamp
             try:
-                files = self._read(self._files.crl)
+                files = self._read(_number(self._files.crl))
             except CredentialsError as error:
                 self._log.warning(
                     "credentials_kept", sentence=f"{error}; the last good ones stay in force"
@@ -139,12 +150,19 @@ class Credentials:
                 return False
             changed, self._files = files != self._files, files
             self.generation += changed
+            self._note_list()
             return changed
+
+    def _note_list(self) -> None:
+        if self._seen is not None and _number_in(self._seen) < _number(self._files.crl):
+            with contextlib.suppress(OSError):  # a full disk; the list is in force
+                write_whole(self._seen, str(_number(self._files.crl)).encode())
 
     def _look(self) -> tuple[tuple[int, int, int] | None, ...]:
         return tuple(_stamp_of(self.folder / name) for name in (IDENTITY, CA, CRL))
 
-    def _read(self, last: x509.CertificateRevocationList | None) -> _CertificateFiles:
+    def _read(self, least: int) -> _CertificateFiles:
+        """The list must have this number at least."""
         identity, ca_pem, crl_pem = (self._bytes(name) for name in (IDENTITY, CA, CRL))
         try:
             certificate, ca = (
@@ -173,10 +191,10 @@ class Credentials:
                 f"{self.folder / CRL} is not signed by {self.folder / CA}; copy both from the"
                 " folder of the CA"
             )
-        if last is not None and _number(crl) < _number(last):
+        if _number(crl) < least:
             raise CredentialsError(
-                f"{self.folder / CRL} has number {_number(crl)}, older than {_number(last)} which"
-                " is in force"
+                f"{self.folder / CRL} has number {_number(crl)}, older than {least} which is in"
+                " force; copy the newest from the folder of the CA"
             )
         return _CertificateFiles(identity, ca_pem, certificate, ca, crl)
 
@@ -194,6 +212,27 @@ class Credentials:
     @property
     def certificate(self) -> Certificate:
         return self._files.certificate
+
+    @property
+    def seconds_left(self) -> float:
+        """Until this role's certificate, or its authority's, expires."""
+        ends = (self._files.certificate, self._files.ca)
+        return min(one.not_valid_after_utc.timestamp() for one in ends) - time.time()
+
+    @property
+    def list_age_s(self) -> float:
+        """Since the revocation list in force was made."""
+        return time.time() - self._files.crl.last_update_utc.timestamp()
+
+    @property
+    def trouble(self) -> list[str]:
+        left = self.seconds_left
+        if left > WARN_S:
+            return []
+        return [
+            f"the certificate of {self.me}, or its authority's, expires in"
+            f" {left / 86_400:.1f} days; 'fedbcd certs rotate {self.me}' makes a new one"
+        ]
 
     def check_own(self) -> None:
         """Raise if this role's own certificate would be turned down."""
@@ -324,6 +363,13 @@ def _check_issued(certificate: Certificate, ca: Certificate, where: str) -> None
         raise CredentialsError(
             f"the certificate in {where} was not issued by the CA beside it; issue it anew"
         ) from None
+
+
+def _number_in(seen: Path | None) -> int:
+    try:
+        return int(seen.read_text()) if seen is not None else 0
+    except (OSError, ValueError):
+        return 0
 
 
 def _number(crl: x509.CertificateRevocationList) -> int:

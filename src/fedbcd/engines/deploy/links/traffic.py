@@ -1,6 +1,7 @@
 """What the connections of one role share, and what is said when one ends."""
 
 import json
+import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any
@@ -49,6 +50,27 @@ class LinkOptions:
         return self.gone_s + chunk / self.standstill_rate
 
 
+class Bucket:
+    """So many a second, and a burst of more."""
+
+    def __init__(self, rate: float, burst: int) -> None:
+        self._rate, self._burst = rate, burst
+        self._tokens, self._last = float(burst), time.monotonic()
+
+    def take(self) -> bool:
+        now = time.monotonic()
+        self._tokens = min(self._tokens + (now - self._last) * self._rate, self._burst)
+        self._last = now
+        if self._tokens < 1:
+            return False
+        self._tokens -= 1
+        return True
+
+    @property
+    def pause_s(self) -> float:
+        return max((1 - self._tokens) / self._rate, 0.0)
+
+
 class LinkTraffic:
     """What the connections of one role share: counts, refusals, and the places for models under
     way.
@@ -63,6 +85,12 @@ class LinkTraffic:
         self.options = options
         self.room = MemoryBudget(options.arriving_bytes, options.least_rate, options.gone_s)
         self.kept = Kept(options.arriving_bytes)
+        self._buckets: dict[tuple[Actor, str], Bucket] = {}
+
+    def bucket(self, peer: Actor, kind: str) -> Bucket:
+        """Of one identity, however often it connects."""
+        rate = (self.options.letters_per_s, self.options.burst)
+        return self._buckets.setdefault((peer, kind), Bucket(*rate))
 
 
 class Kept:

@@ -9,6 +9,7 @@ import ctypes
 import gc
 import os
 import random
+import shutil
 import signal
 import sys
 import time
@@ -23,6 +24,8 @@ from fedbcd.protocol.messages import Actor
 BACKOFF_S = (0.2, 10.0)  # before a crashed child starts again: the first pause, and the longest
 STEADY_S = 30.0  # a child that has lived this long starts its backoff anew
 PR_SET_PDEATHSIG = 1
+LOG_BYTES = 10_000_000  # a longer log is kept under another name, and begun anew
+ROTATE_EVERY_S = 5.0  # between two looks at their lengths
 
 
 @dataclass
@@ -45,6 +48,7 @@ class Supervisor:
         self._play = play
         self._logs = logs
         self.children: dict[Actor, Child] = {}
+        self._rotated = time.monotonic()
         logs.mkdir(parents=True, exist_ok=True)
 
     def start(self, actors: Iterable[Actor]) -> None:
@@ -93,6 +97,7 @@ class Supervisor:
         ended for good just now.
         """
         ended = []
+        self._rotate()
         for child in self.children.values():
             if child.pid is not None and self._has_ended(child) and child.code is not None:
                 ended.append(child)
@@ -100,6 +105,17 @@ class Supervisor:
                 child.restarts += 1
                 self._fork(child)
         return ended
+
+    def _rotate(self) -> None:
+        """Logs that have grown long are kept once, and begun anew; children only append."""
+        now = time.monotonic()
+        if now < self._rotated + ROTATE_EVERY_S:
+            return
+        self._rotated = now
+        for log in self._logs.glob("*.log"):
+            if log.stat().st_size > LOG_BYTES:
+                shutil.copyfile(log, log.with_name(f"{log.name}.1"))
+                os.truncate(log, 0)
 
     def _has_ended(self, child: Child) -> bool:
         assert child.pid is not None

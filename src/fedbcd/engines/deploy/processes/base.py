@@ -104,7 +104,8 @@ class Process(ABC):
 
     def trouble(self) -> list[str]:
         """What an operator should know, a sentence each."""
-        return trouble_of(self.peers.dialer, self.peers.listener)
+        expiring = getattr(self.peers.security, "trouble", [])
+        return [*expiring, *trouble_of(self.peers.dialer, self.peers.listener)]
 
     def seen(self, step: Transition, model: Tensor | None) -> None:  # noqa: B027
         """Called in the role's thread with every transition that has become durable, and the model

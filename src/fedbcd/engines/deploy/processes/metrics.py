@@ -30,6 +30,8 @@ TEXTS = {
     "retries": "Messages that were said again",
     "devices_lost": "Activated devices that were given up",
     "absent_devices": "Devices of a server that have not been connected for long",
+    "certificate_seconds_left": "Seconds until the certificate or its authority expires",
+    "revocation_list_age_seconds": "Seconds since the revocation list in force was made",
     "connections": "Peers that are connected",
     "clock_skew_seconds": (
         "How far the clock of a peer is ahead (or, below 0, behind); the worst one"
@@ -60,6 +62,8 @@ class Metrics:
         self.retries = self._counter("retries")
         self.lost = self._counter("devices_lost")
         self.absent = self._gauge("absent_devices")
+        self.certificate_left = self._gauge("certificate_seconds_left")
+        self.list_age = self._gauge("revocation_list_age_seconds")
         self.connections = self._gauge("connections")
         self.clock_skew = self._gauge("clock_skew_seconds")
         self.clock_ahead = self._gauge("clock_ahead_seconds")

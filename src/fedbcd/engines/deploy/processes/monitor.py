@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from fedbcd.engines.deploy.links.addresses import split_address
 from fedbcd.engines.deploy.links.refusals import Counts
+from fedbcd.engines.deploy.links.tls import Credentials
 from fedbcd.engines.deploy.processes.clock import OFF_S
 from fedbcd.engines.deploy.processes.health import Health, note_port
 from fedbcd.engines.deploy.processes.metrics import Metrics, totals
@@ -24,6 +25,7 @@ class Monitor:
         self.skews = Skews(self.metrics, process.log)
         self.counts = Counts()  # of the links
         self._health = Health(self._text, self.status, process.is_ready)
+        self._warned = False  # that certificates expire
         self._waits_for: tuple[str, float] | None = None  # what, since when
 
     async def start(self) -> int:
@@ -45,6 +47,7 @@ class Monitor:
 
     def refresh(self) -> None:
         self.note_wait()
+        self._look_at_certificates()
         process, value = self._process, self.metrics.value
         self.skews.note_own(process.events.settled() - process.clock.on_the_wall())
         for direction, seen in (("in", self.counts.bytes_in), ("out", self.counts.bytes_out)):
@@ -53,6 +56,15 @@ class Monitor:
         for reason, seen in self.counts.refused.items():
             known = value("fedbcd_refused_inputs_total", reason=reason)
             self.metrics.refused.labels(reason=reason).inc(seen - known)
+
+    def _look_at_certificates(self) -> None:
+        security = self._process.peers.security
+        if isinstance(security, Credentials):
+            self.metrics.certificate_left.set(security.seconds_left)
+            self.metrics.list_age.set(security.list_age_s)
+            for sentence in security.trouble if not self._warned else ():
+                self._warned = True
+                self._process.log.warning("certificate_expires", sentence=sentence)
 
     def status(self) -> dict[str, Any]:
         self.refresh()

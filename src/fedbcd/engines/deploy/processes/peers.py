@@ -34,7 +34,9 @@ class Peers:
         self._log: RoleLog = link["log"]
         security: Security = Plain()
         if not options.plain:
-            security = Credentials(options.certificates_of(me), me, self._log)
+            seen = options.folder_of(me) / "revocations"
+            security = Credentials(options.certificates_of(me), me, self._log, seen)
+        self.security = security
         self._link = {"security": security, **link}
 
     async def listen(self, welcomes: Welcomes, status: About, change: Change | None = None) -> None:

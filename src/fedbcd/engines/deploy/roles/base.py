@@ -10,6 +10,7 @@ stored since, the tensors from the files that the last transaction names.
 
 import json
 from collections.abc import Callable, Sequence
+from copy import copy
 from typing import Any, ClassVar
 
 import torch
@@ -24,7 +25,7 @@ from fedbcd.engines.deploy.roles.checks import (
     TrustLimits,
     check_model,
 )
-from fedbcd.engines.deploy.roles.shared_log import SharedLog
+from fedbcd.engines.deploy.roles.shared_log import Half
 from fedbcd.engines.deploy.roles.store import Store
 from fedbcd.errors import LocalProtocolError, ProtocolError, RecordError, Refused
 from fedbcd.protocol import Coordinator, Device, Server
@@ -44,6 +45,8 @@ class Role:
     OWN: ClassVar[
         tuple[type[Event], ...]
     ] = ()  # events that come from within: timers and operators
+    # letters of which a copy, or a late one, changes nothing and is not recorded
+    COPIED: ClassVar[tuple[type[Event], ...]] = ()
     SNAPSHOT_EVERY: ClassVar[int] = 1000  # transitions: a recovery repeats no more of them
 
     machine: Device | Server | Coordinator
@@ -58,7 +61,7 @@ class Role:
         self.limits = limits
         self.watch: Callable[[Transition, Tensor | None], None] | None = None
         self.warn: Callable[[Actor, str], None] | None = None
-        self.shared_log: SharedLog | None = None  # what a peer keeps of this role's log
+        self.shared_log: Half | None = None  # what a peer keeps of this role's log
         self._clock = HybridClock()
         self._facts: dict[str, str] = {}  # that go with the next commit
         self._recovering = False
@@ -160,12 +163,13 @@ class Role:
     ) -> list[Letter]:
         if self._broken:
             raise RecordError(f"{self.actor} could not write to its store and must be opened again")
+        before = _values_of(self.machine) if isinstance(event, self.COPIED) else None
         commands = self.machine.handle(event)
         time = self._clock.at(now) if sent is None else self._clock.after(sent, now)
         self._clock.last = time
-        if isinstance(
-            event, RetryDue
-        ):  # says the last thing again and changes nothing, so it leaves no trace
+        changed = before is None or bool(self._facts) or before != _values_of(self.machine)
+        # what is said again, or answered again, changes nothing, so it leaves no trace
+        if isinstance(event, RetryDue) or not changed:
             return self._letters(commands, said_at(time, now))
         try:
             self._apply(self.store.length, event, model, commands)
@@ -265,6 +269,11 @@ class Role:
     def _tensor(self, to: Actor, message: Event) -> Tensor | None:
         """The model that goes with a message."""
         raise NotImplementedError
+
+
+def _values_of(machine: object) -> dict[str, Any]:
+    """The state of a machine, of which copies of a letter change nothing."""
+    return {name: copy(getattr(machine, name)) for name in snapshot.names_of(machine)}
 
 
 def _outcome(call: Callable[[], list[Letter]]) -> list[Letter] | ProtocolError:

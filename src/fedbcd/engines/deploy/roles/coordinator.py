@@ -27,6 +27,7 @@ from fedbcd.engines.deploy.roles.checks import (
     is_store_id,
 )
 from fedbcd.engines.deploy.roles.parts import in_parts, several_in_parts
+from fedbcd.engines.deploy.roles.shared_log import SharedMixes
 from fedbcd.engines.deploy.roles.snapshot import Parts
 from fedbcd.engines.deploy.roles.store import Store
 from fedbcd.errors import Refused
@@ -35,6 +36,7 @@ from fedbcd.protocol.clouds import RigorousCloud, SyncCloud
 from fedbcd.protocol.messages import (
     COORDINATOR,
     Actor,
+    AnswersLost,
     Command,
     Event,
     GlobalUpdated,
@@ -55,6 +57,7 @@ class CoordinatorRole(Role):
     disk.
     """
 
+    OWN = (AnswersLost,)
     machine: Coordinator
 
     def __init__(
@@ -85,6 +88,7 @@ class CoordinatorRole(Role):
         """
         role = cls(store, blueprint.going_on(store.facts), limits or TrustLimits(), rounds)
         role._recover()
+        role.shared_log = SharedMixes(store, len(blueprint.servers))
         return role
 
     def hello(self) -> dict[str, Any]:
@@ -225,6 +229,13 @@ class CoordinatorRole(Role):
         model: Tensor | None,
         commands: Sequence[Command],
     ) -> None:
+        if isinstance(event, AnswersLost):
+            self._said = {}
+            for server in event.servers:
+                last = self._heard.pop(server, None)
+                if last is not None and last.phase > 0:
+                    self._heard[server] = replace(last, phase=last.phase - 1)
+            return
         assert isinstance(event, ServerReady)
         if self._is_news(event):
             heard = self._heard.get(event.server)

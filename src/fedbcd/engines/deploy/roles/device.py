@@ -19,10 +19,12 @@ from fedbcd.engines.deploy.roles.store import Store
 from fedbcd.errors import LocalProtocolError, Refused
 from fedbcd.protocol import Device, DeviceState
 from fedbcd.protocol.messages import (
+    Acknowledged,
     Activated,
     Actor,
     Command,
     Contributed,
+    Declined,
     Event,
     Failed,
     ModelRef,
@@ -48,6 +50,7 @@ class DeviceRole(Role):
     """
 
     OWN = (Woke, OfflineDue, RetryDue)
+    COPIED = (Activated, Acknowledged, Declined, Restored)
     machine: Device
 
     def __init__(

@@ -3,6 +3,7 @@
 import fcntl
 import hashlib
 import json
+import lzma
 import math
 import os
 import secrets
@@ -29,12 +30,19 @@ CREATE TABLE tensor (name TEXT PRIMARY KEY, file TEXT NOT NULL, digest BLOB NOT 
 CREATE TABLE transition (number INTEGER PRIMARY KEY, time REAL NOT NULL, actor TEXT NOT NULL,
     event TEXT NOT NULL, commands TEXT NOT NULL);
 """
+# History before the last snapshot: packed transitions `first` to `last`.
+_ARCHIVE = """
+CREATE TABLE IF NOT EXISTS archive (first INTEGER PRIMARY KEY, last INTEGER NOT NULL,
+    packed BLOB NOT NULL, sum BLOB);
+"""
 _COLUMNS = {
     "fact": ("key", "value"),
     "tensor": ("name", "file", "digest"),
     "transition": ("number", "time", "actor", "event", "commands"),
 }  # the first is the key; each row ends with the checksum of these
 _ADD_CHECKSUMS = "".join(f"ALTER TABLE {table} ADD COLUMN sum BLOB;" for table in _COLUMNS)
+_COLUMNS["archive"] = ("first", "last", "packed")
+PACKED = 1000  # transitions in a row of the archive, at most
 
 
 @dataclass(frozen=True)
@@ -195,6 +203,7 @@ class _Database:
             )
         self._has_sums = version == str(VERSION)
         if not read_only:
+            self._db.executescript(_ARCHIVE)
             self._check_whole()
             if not self._has_sums:
                 self._add_checksums()
@@ -207,6 +216,10 @@ class _Database:
         ).fetchone()
         if found == "ok" and count and count != last - first + 1:
             found = f"it has {count} of the transitions {first} to {last}"
+        packed = self._db.execute("SELECT first, last FROM archive ORDER BY first").fetchall()
+        starts = [0, *(there + 1 for _, there in packed)]
+        if found == "ok" and [*(each for each, _ in packed), first or 0] != starts:
+            found = f"the transitions before {first} are not all in its archive"
         if found != "ok":
             raise RecordError(f"the store {self._path} is damaged ({found}); restore a backup")
 
@@ -216,6 +229,8 @@ class _Database:
         db.executescript(f"BEGIN IMMEDIATE; {_ADD_CHECKSUMS}")
         db.execute("UPDATE fact SET value = ? WHERE key = 'version'", (str(VERSION),))
         for table, columns in _COLUMNS.items():
+            if table == "archive":
+                continue  # made with them
             rows = db.execute(f"SELECT {', '.join(columns)} FROM {table}").fetchall()
             sums = [(_sum(table, row), row[0]) for row in rows]
             db.executemany(f"UPDATE {table} SET sum = ? WHERE {columns[0]} = ?", sums)
@@ -233,7 +248,7 @@ class _Database:
             )
         if not begin:
             raise NoStore(self._path)
-        self._db.executescript(f"BEGIN; {_SCHEMA} {_ADD_CHECKSUMS}")
+        self._db.executescript(f"BEGIN; {_SCHEMA} {_ADD_CHECKSUMS} {_ARCHIVE}")
         self._put("fact", [("version", str(VERSION)), ("id", secrets.token_hex(16))])
         self._db.execute("COMMIT")
         for folder in (self._path, self._path.parent):
@@ -251,34 +266,41 @@ class _Database:
 
     def tail(self, number: int | None, time: float, line: tuple[int, Transition] | None) -> Tail:
         """See `read_tail`."""
-        if time == -math.inf:
-            place = 0
-        else:
-            place = -1
-            where = "time = ?" if number is None else "number = ? AND time = ?"
-            values = (time,) if number is None else (number - 1, time)
+        self._db.execute("BEGIN")  # one look, whatever its role does meanwhile
+        try:
+            length = self.length()
+            place = 0 if time == -math.inf else self._place(number, time, line)
+            if place >= 0:
+                return Tail(length, [*self.transitions(place)], is_same=True)
+            return Tail(
+                length, [step for step in self.transitions() if step.time > time], is_same=False
+            )
+        finally:
+            self._db.execute("COMMIT")
+
+    def _place(self, number: int | None, time: float, line: tuple[int, Transition] | None) -> int:
+        """The number after that of the transition that is looked for; -1: it is not there."""
+
+        def is_it(row: tuple[Any, ...]) -> bool:
+            if row[1] == time and number in (None, row[0] + 1):
+                return True
+            if line is None or row[0] != line[0] - 1:
+                return False
+            there = _decoded(*row[1:])  # its time may be another there, and a journal is left out
+            return (there.event, there.commands) == (line[1].event, line[1].commands)
+
+        wanted = [n - 1 for n in (number, line and line[0]) if n is not None]
+        since = min(wanted) if number is not None and wanted else 0
+        if number is None:  # the time says where; what is packed is looked at last
             found = self._db.execute(
-                f"SELECT number FROM transition WHERE {where}", values
+                "SELECT number FROM transition WHERE time = ?", (time,)
             ).fetchone()
             if found is not None:
-                place = int(found[0]) + 1
-            elif line is not None:  # its time may be another there, and a journal is left out
-                same = [*self._steps("number = ?", (line[0] - 1,))]
-                if [(s.event, s.commands) for s in same] == [(line[1].event, line[1].commands)]:
-                    place = line[0]
-        length = self.length()
-        chosen = (
-            ("number >= ? AND number < ?", (place, length))
-            if place >= 0
-            else ("time > ? AND number < ?", (time, length))
-        )
-        return Tail(length, [*self._steps(*chosen)], place >= 0)
+                return int(found[0]) + 1
+        return next((row[0] + 1 for row in self._all(max(since, 0)) if is_it(row)), -1)
 
     def transitions(self, since: int = 0) -> Iterator[Transition]:
-        return self._steps("number >= ?", (since,))
-
-    def _steps(self, where: str, values: tuple[float, ...]) -> Iterator[Transition]:
-        for number, *row in self._rows("transition", f"WHERE {where} ORDER BY number", values):
+        for number, *row in self._all(since):
             try:
                 step = _decoded(*row)
             except (ValueError, TypeError, RecursionError) as error:
@@ -287,6 +309,34 @@ class _Database:
                     " backup"
                 ) from None
             yield step
+
+    def _all(self, since: int) -> Iterator[tuple[Any, ...]]:
+        """Rows of transitions from `since` on, also those that are packed."""
+        due, packed = since, True
+        while packed:
+            packed = False
+            for row in self._packed(due):
+                due = row[0] + 1
+                yield row
+            for row in self._rows("transition", "WHERE number >= ? ORDER BY number", (due,)):
+                packed = row[0] != due  # its role has packed some more of them meanwhile
+                if packed:
+                    break
+                due += 1
+                yield row
+
+    def _packed(self, since: int) -> Iterator[tuple[Any, ...]]:
+        if not self._db.execute("SELECT 1 FROM sqlite_master WHERE name = 'archive'").fetchone():
+            return  # of 0.1.0
+        for _, _, packed in self._rows("archive", "WHERE last >= ? ORDER BY first", (since,)):
+            yield from (row for row in _unpacked(packed) if row[0] >= since)
+
+    def _pack(self, before: int) -> None:
+        """Put the transitions before this one into the archive."""
+        rows = [*self._rows("transition", "WHERE number < ? ORDER BY number", (before,))]
+        parts = [rows[k : k + PACKED] for k in range(0, len(rows), PACKED)]
+        self._put("archive", [(part[0][0], part[-1][0], _pack_rows(part)) for part in parts])
+        self._db.execute("DELETE FROM transition WHERE number < ?", (before,))
 
     def _rows(
         self, table: str, which: str = "", values: tuple[float, ...] = ()
@@ -326,6 +376,8 @@ class _Database:
         self._db.executemany("DELETE FROM tensor WHERE name = ?", [(name,) for name in dropped])
         self._put("fact", [*facts.items()])
         self._put("transition", [(number + k, *_encoded(step)) for k, step in enumerate(steps)])
+        if "snapshot" in facts and steps:
+            self._pack(number)
         self._db.execute("COMMIT")
 
     def close(self) -> None:
@@ -380,6 +432,17 @@ def _connected(file: Path, read_only: bool) -> sqlite3.Connection:
 def _sum(table: str, row: Sequence[Any]) -> bytes:
     """A checksum of a row, with its place and the kinds of its values."""
     return hashlib.blake2b(repr((table, *row)).encode(), digest_size=8).digest()
+
+
+def _pack_rows(rows: Sequence[tuple[Any, ...]]) -> bytes:
+    return lzma.compress(json.dumps(rows, separators=(",", ":")).encode(), preset=1)
+
+
+def _unpacked(packed: bytes) -> Iterator[tuple[Any, ...]]:
+    try:
+        return map(tuple, json.loads(lzma.decompress(packed)))
+    except lzma.LZMAError as error:
+        raise ValueError(error) from None
 
 
 def _locked(path: Path) -> int:

@@ -33,7 +33,7 @@ class Notes:
     ) -> None:
         """`current` is the handle of z; `drop` forgets a model that nobody can ask for any more."""
         self._sync, self._keeps_last = blueprint.cloud.sync, blueprint.bound.keeps_last
-        self.current, self._drop = current, drop
+        self.current, self._first, self._drop = current, current, drop
         # sent to devices whose upload has not been accepted
         self._granted: dict[int, Activated] = {}
         self._begun: dict[int, int] = {}  # device -> the version of z that it was last sent ...
@@ -74,10 +74,18 @@ class Notes:
 
     def release(self, handle: ModelRef) -> None:
         """Forget a model that nobody can ask for any more."""
-        if handle != self.current and all(
-            granted.model != handle for granted in self._granted.values()
-        ):
+        if handle != self.current and not self._is_granted(handle):
             self._drop(handle)
+
+    def _is_granted(self, handle: ModelRef) -> bool:
+        """Whether somebody was sent this model, and has not been answered."""
+        return any(granted.model == handle for granted in self._granted.values())
+
+    def is_passing(self, handle: ModelRef) -> bool:
+        """Whether somebody was sent a model in the transition that made it, and now replaces it: a
+        phase that is over as soon as it opens lets in spare devices, and its server steps alone.
+        """
+        return handle not in (self.current, self._first) and self._is_granted(handle)
 
     def granted(self, device: int) -> Activated | None:
         """What it was sent, and has not been answered for."""

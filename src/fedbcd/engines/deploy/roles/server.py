@@ -51,18 +51,22 @@ from fedbcd.protocol.messages import (
     DeviceReset,
     Dismiss,
     Event,
+    GlobalUpdated,
+    Isolated,
     Mixed,
     ModelRef,
     OpenPhase,
     Recount,
     Recovered,
     Restored,
+    Resumed,
     RetryDue,
     Returned,
     Send,
     ServerReady,
     Started,
     StepModel,
+    UpdateRequested,
     Uploaded,
     Withdrawn,
     incarnation_of,
@@ -85,6 +89,7 @@ class ServerRole(Role):
         *(Started, RetryDue, DeadlinePassed, DeviceLost, DeviceJoined, DeviceLeft, DeviceReset),
         *(Recovered, Returned),
     )
+    COPIED = (UpdateRequested, Uploaded, Withdrawn, Resumed, Mixed, GlobalUpdated, Isolated)
     machine: Server
 
     def __init__(
@@ -305,6 +310,8 @@ class ServerRole(Role):
     def _compute(self, command: Command, event: Event, model: Tensor | None) -> None:
         match command:
             case StepModel():  # from what the coordinator has mixed, or alone
+                if self._notes.is_passing(command.model):
+                    self.store.save(command.model, finite(self.z, command.model, self.actor))
                 is_mixed = isinstance(event, Mixed) and event.model == command.mixed
                 mixed = model if is_mixed else self.z
                 assert mixed is not None

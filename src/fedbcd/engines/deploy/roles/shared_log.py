@@ -4,11 +4,49 @@ before, and its coordinator keeps that in its own log (docs/recovery.md).
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Protocol
 
 from fedbcd.engines.deploy.links.codec import JOURNAL_BYTES
 from fedbcd.engines.deploy.roles.store import Store
-from fedbcd.protocol.messages import Command, Event, Send, ServerReady
+from fedbcd.protocol.messages import Command, Event, Mixed, MixModels, ModelRef, Send, ServerReady
 from fedbcd.record.journal import pack
+
+
+class Half(Protocol):
+    """What a role tells of its log to those that it talks to."""
+
+    def note(self, number: int, event: Event, commands: Sequence[Command]) -> dict[str, str]:
+        """Of a transition; the facts that go with it."""
+
+    def with_journal(self, message: Event) -> Event:
+        """The same message, with what belongs to it."""
+
+
+class SharedMixes:
+    """Of a coordinator: each answer names the servers of its mix."""
+
+    def __init__(self, store: Store, servers: int) -> None:
+        known = (store.facts.get(f"among/{server}") for server in range(servers))
+        self._among: dict[str, str] = dict(text.split("=") for text in known if text)
+
+    def note(self, number: int, event: Event, commands: Sequence[Command]) -> dict[str, str]:  # noqa: ARG002
+        facts: dict[str, str] = {}
+        for command in commands:
+            if isinstance(command, MixModels):
+                mix, servers = _mix_of(command.results[0]), command.servers
+                self._among[mix] = ",".join(map(str, servers))
+                facts |= {f"among/{n}": f"{mix}={self._among[mix]}" for n in servers}
+        return facts
+
+    def with_journal(self, message: Event) -> Event:
+        if not isinstance(message, Mixed) or _mix_of(message.model) not in self._among:
+            return message
+        servers = self._among[_mix_of(message.model)].split(",")
+        return replace(message, among=tuple(map(int, servers)))
+
+
+def _mix_of(model: ModelRef) -> str:
+    return "/".join(model.split("/")[:3])
 
 
 class SharedLog:
