@@ -270,3 +270,20 @@ def test_software_that_does_not_say_what_arrives_is_spoken_to_as_before(
             assert pair.here.heard("refused") == pair.there.heard("refused") == []
 
     asyncio.run(scenario())
+
+
+def test_a_burst_of_notices_after_a_pause_is_nobodys_fault() -> None:
+    """Of each kind the latest is handed on, also what comes while letters are refused."""
+
+    async def scenario() -> None:
+        async with Pair(letters_per_s=50.0, burst=5) as pair:
+            write = pair.device._peers[SERVER].connection.write
+            for number in range(500):
+                await write(encode_notice(Ping(number=number)))
+            last = (DEVICE, Ping(number=499))
+            await eventually(lambda: pair.here.notices and pair.here.notices[-1] == last)
+            assert len(pair.here.notices) < 500  # a slow machine has time for more of them
+            assert not pair.server.counts.refused
+            assert pair.here.heard("refused") == pair.there.heard("refused_by_peer") == []
+
+    asyncio.run(scenario())
