@@ -371,8 +371,10 @@ def reports_follow_the_members() -> Any:
 def who_comes_back_is_not_put_in_step() -> Any:
     """A device that left and came back goes on with the personal model that it left with."""
 
-    def tell(self: server.ServerRole, event: Event, now: float) -> Any:
+    def tell(self: server.ServerRole, event: Event, now: float, facts: Any = None) -> Any:
+        self._facts = dict(facts or {})
         letters = Role.tell(self, event, now)
+        self._facts = {}
         self._notes._unstarted.clear()
         return letters
 

@@ -234,7 +234,7 @@ class World:
             goal = self.rounds + CALM_ROUNDS
             began = self.now
             is_slow = any(p.fault is Fault.SLOW_LINE for p in self.schedule.faults)
-            calm_s = CALM_S * self.schedule.pace * (1 + is_slow)
+            calm_s = CALM_S * self.schedule.pace * (1.25 if is_slow else 1.0)
             if not self._run_until(lambda: self.rounds >= goal, self.now + calm_s):
                 raise Violation(
                     f"after the faults stopped, round {self.rounds} did not become {goal} in"
