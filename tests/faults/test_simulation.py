@@ -79,6 +79,7 @@ CAUGHT_BY = {
     "deadlines_of_earlier_phases_count": 26,
     "overdue_phases_end_with_nobody": 0,
     "what_was_lost_counts_on": 5,
+    "who_waits_for_a_lost_answer_is_forgotten": 0,
 }
 
 
