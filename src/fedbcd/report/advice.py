@@ -124,6 +124,8 @@ def fallen(view: View) -> Iterator[str]:
 
 
 def rising(view: View) -> Iterator[str]:
+    if view["summary"].get("state") == "running":  # it goes on anyway
+        return
     gains = {}
     for column, name in ((GLOBAL, "global"), (PERSONAL, "personal")):
         values = _curve(view, column)
