@@ -46,7 +46,7 @@ CAUGHT_BY = {
     "models_are_not_kept_for_lost_devices": 24,
     "those_who_left_still_count": 15,
     "reports_follow_the_members": 294,
-    "who_comes_back_is_not_put_in_step": 2,
+    "who_comes_back_is_not_put_in_step": 7,
     "phases_wait_for_those_who_left": 270,
     "sessions_begin_anew": 215,
     "who_is_ahead_is_let_in": 24,
@@ -79,7 +79,7 @@ CAUGHT_BY = {
     "deadlines_of_earlier_phases_count": 26,
     "overdue_phases_end_with_nobody": 0,
     "what_was_lost_counts_on": 5,
-    "who_waits_for_a_lost_answer_is_forgotten": 0,
+    "who_waits_for_a_lost_answer_is_forgotten": 793,
 }
 
 
