@@ -757,7 +757,8 @@ class RunSpec(Place, Watch, Budget, Measured, Numerics, Timing):
                     f"active={active} must be between 1 and {min(members)}, the members of the"
                     f" smallest server{late}; a list has a number for each server"
                 )
-            _check_at_work(method, active, there)
+            name = f"active[{n}]" if isinstance(given, tuple) else "active"
+            _check_at_work(method, name, active, there)
             if self.deadline is not None and self.deadline.least > active:
                 raise ConfigError(
                     f"deadline.least={self.deadline.least} must be at most active={active}, the"
@@ -806,16 +807,16 @@ def _bound(spec: RunSpec, federation: Federation) -> Bound:
     return Bound(spec.method_of(federation), layout, federation.sizes, wiring)
 
 
-def _check_at_work(method: Method, active: int, members: int) -> None:
+def _check_at_work(method: Method, name: str, active: int, members: int) -> None:
     """Refuse more uploads than a server of so many members can get."""
     if method.at_once is not None and method.at_once < active:
         raise ConfigError(
-            f"{method.name}: at_once={method.at_once} must be active={active} or more: {active}"
+            f"{method.name}: at_once={method.at_once} must be {name}={active} or more: {active}"
             " uploads end a phase"
         )
     if method.available is not None and active > (available := method.available_of(members)):
         raise ConfigError(
-            f"active={active} exceeds the {available} available devices of a server; use active <="
+            f"{name}={active} exceeds the {available} available devices of a server; use {name} <="
             f" {available}"
         )
 

@@ -2,6 +2,7 @@
 stay texts.
 """
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -168,6 +169,10 @@ def test_what_is_said_of_uploads_certificates_and_labels_is_so(
         text_of(browser, f"#{name}") for name in ("time", "partition", "certificates")
     )
     assert "Uploads per device: 4, mean 4." in time
+    axes = "return [...document.querySelectorAll('#curves option')].map((e) => e.value)"
+    assert browser.execute_script(axes) == ["round", "bytes"]  # a deployment's clock is in seconds
+    clocks = [row.text for row in browser.find_elements("css selector", "#summary tbody tr")]
+    assert re.search(r" \d+(\.\d+)? (ms|s) ", clocks[0])
     assert "3 of 10 labels each. Nobody owns labels " in partition
     assert "b has no certificates: its algorithm keeps no personal models." in certificates
     assert "the run goes on" not in certificates
@@ -245,6 +250,7 @@ def test_phases_too_short_to_be_drawn_are_drawn_as_shares_of_time(
     """Sixty hundredths of the time are waiting, and so are sixty hundredths of the picture."""
     record = RunRecord(tmp_path / "run", _sync_timeline(rounds, 4, 0.4), Extras())
     (tmp_path / "report.html").write_text(html_of(view_of([record], plan=False)))
+    assert (tmp_path / "report.html").stat().st_size < 700_000
     browser.set_window_size(1280, 1000)
     show(browser, tmp_path / "report.html")
     canvas = browser.find_element("css selector", "#protocol canvas.timeline")
@@ -364,6 +370,17 @@ def test_dark_light_phone_and_print(page: Any) -> None:
     )
     wait_for(lambda: page.execute_script("return document.documentElement.scrollWidth <= 360"))
     page.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
+    paper = {"width": 680, "height": 960, "deviceScaleFactor": 1, "mobile": False}
+    page.execute_script("window.dispatchEvent(new Event('beforeprint'))")
+    page.execute_cdp_cmd("Emulation.setEmulatedMedia", {"media": "print"})
+    page.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", paper)
+    cut = """return [...document.querySelectorAll('canvas, svg, table, figure')]
+    .filter((e) => e.getBoundingClientRect().right > 681).map((e) => e.outerHTML.slice(0, 80))"""
+    wait_for(lambda: page.execute_script(cut) == [])
+    assert page.find_element("css selector", "#settings table").is_displayed()
+    page.execute_cdp_cmd("Emulation.setEmulatedMedia", {"media": ""})
+    page.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
+    page.execute_script("window.dispatchEvent(new Event('afterprint'))")
     assert len(page.print_page()) > 20_000
     assert complaints(page) == []
 
@@ -456,6 +473,8 @@ def test_two_runs_that_share_nothing_are_one_card(browser: Any, tmp_path: Path) 
     _open(browser, tmp_path)
     assert text_of(browser, "h1") == "Nothing to compare: digits by accuracy and lines by mse."
     assert text_of(browser, ".card").startswith("These runs share no measure (")
+    assert not browser.find_element("css selector", "#first .pair").is_displayed()
+    assert not browser.find_elements("css selector", ".tile, ol.next li")
     assert f"fedbcd report {tmp_path / 'lines'}" in text_of(browser, ".card code")
     assert complaints(browser) == []
 

@@ -17,6 +17,7 @@ from fedbcd.engines.deploy.roles.recovery import recover
 from fedbcd.engines.deploy.roles.server import ServerRole
 from fedbcd.errors import FedBCDError, RecordError, Refused
 from fedbcd.protocol.messages import COORDINATOR, GlobalUpdated, Mixed, Recalled, Restored
+from fedbcd.record.timeline import read_timeline
 from fedbcd.spec import RunSpec
 from support.deployments import CASES, Town, Unkind, federation
 
@@ -82,6 +83,7 @@ def test_a_server_goes_on_from_an_older_store(
         log = [step.event for step in town.roles[device].store.transitions()]
         assert any(isinstance(event, Recalled) for event in log)
     town.replayed()
+    read_timeline(town.folder / "events.jsonl")  # as reports and dashboards do
 
 
 def go_on(unkind: Unkind, rounds: int) -> None:
@@ -186,6 +188,10 @@ def test_a_coordinator_is_rebuilt_from_what_its_servers_know(
     if answers:  # one of the last round has arrived, the others are lost
         town.deliver(answers[0])
     town.post.clear()
+    for n in range(3):  # there was a round more, of which nobody has heard an answer
+        server = town.roles[f"server/{n}"]
+        assert isinstance(server, ServerRole)
+        server.coordinator.told(before + 1)
     rebuilt(town)
     town.refused = []
     town.restart(COORDINATOR)

@@ -167,7 +167,7 @@ def test_what_comes_more_slowly_than_the_least_rate_is_given_up_and_kept() -> No
     """A peer that goes on pinging in the middle of a letter has stopped all the same."""
 
     async def scenario() -> None:
-        async with Pair(gone_s=0.3, standstill_rate=LEAST_CHUNK / 0.3) as pair:
+        async with Pair(gone_s=2.0, standstill_rate=LEAST_CHUNK / 0.3) as pair:
             connection = pair.device._peers[SERVER].connection
             await pair.device.send(up(a_model()))
             connection._out.flow._under_way = 1 << 40  # nothing more of a model goes out
@@ -268,5 +268,22 @@ def test_software_that_does_not_say_what_arrives_is_spoken_to_as_before(
             assert not pair.device._peers[SERVER].connection._out.flow.is_told
             assert not pair.server._peers[DEVICE].connection._out.flow.is_told
             assert pair.here.heard("refused") == pair.there.heard("refused") == []
+
+    asyncio.run(scenario())
+
+
+def test_a_burst_of_notices_after_a_pause_is_nobodys_fault() -> None:
+    """Of each kind the latest is handed on, also what comes while letters are refused."""
+
+    async def scenario() -> None:
+        async with Pair(letters_per_s=50.0, burst=5) as pair:
+            write = pair.device._peers[SERVER].connection.write
+            for number in range(500):
+                await write(encode_notice(Ping(number=number)))
+            last = (DEVICE, Ping(number=499))
+            await eventually(lambda: pair.here.notices and pair.here.notices[-1] == last)
+            assert len(pair.here.notices) < 500  # a slow machine has time for more of them
+            assert not pair.server.counts.refused
+            assert pair.here.heard("refused") == pair.there.heard("refused_by_peer") == []
 
     asyncio.run(scenario())

@@ -64,7 +64,7 @@ CAUGHT_BY = {
     "old_answers_are_never_dropped": 2,
     "the_mixing_matrix_is_ignored": 4,
     "any_store_is_welcome": 34,
-    "servers_that_are_ahead_are_welcome": 69,
+    "servers_that_are_ahead_are_welcome": 548,
     "last_come_first_admitted": 4,
     "members_come_and_go_with_the_gamma_of_the_first": 17,
     "damage_goes_unnoticed": 197,
@@ -79,6 +79,7 @@ CAUGHT_BY = {
     "deadlines_of_earlier_phases_count": 26,
     "overdue_phases_end_with_nobody": 0,
     "what_was_lost_counts_on": 5,
+    "who_waits_for_a_lost_answer_is_forgotten": 793,
 }
 
 

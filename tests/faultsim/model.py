@@ -36,6 +36,7 @@ from fedbcd.protocol.messages import (
     Actor,
     Admit,
     AdoptModel,
+    AnswersLost,
     Contributed,
     CountNobody,
     DeadlinePassed,
@@ -591,10 +592,17 @@ def check_coordinator(plan: Blueprint, log: Log, wire: Wire) -> None:
     """
     queue: list[ServerReady] = []
     seen: set[tuple[int, int, int]] = set()
+    reported: list[ServerReady] = []
     rounds, z = 0, plan.start.double()
     last_iteration = plan.method.cloud_iterations - 1
     for step in log:
+        if isinstance(step.event, AnswersLost):
+            again = {(r.server, r.phase) for r in reported if r.server in step.event.servers}
+            latest = {server: max(p for s, p in again if s == server) for server, _ in again}
+            seen = {(s, p, i) for s, p, i in seen if latest.get(s) != p}
+            continue
         assert isinstance(step.event, ServerReady)
+        reported.append(step.event)
         key = (step.event.server, step.event.phase, step.event.iteration)
         if key not in seen:
             queue.append(step.event)

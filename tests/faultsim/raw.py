@@ -169,14 +169,14 @@ def _network(lines: Sequence[str]) -> str:
 def network_table() -> str:
     """Fault by fault: the time without a round, and the time to recover."""
     rows = [
-        "| fault | of the lines of | for | rounds meanwhile | longest without a round | two more"
+        "| fault | host | lasted | rounds meanwhile | longest without a round | two more"
         " rounds after its end |",
         "|---|---|---|---|---|---|",
     ]
     path = RAW / "network.txt"
     for one in objects(parts_of(path)[1]) if path.exists() else ():
         if "fault" in one:
-            lasted = f"{one['lasted_s']:g} s" if one["lasted_s"] else "good"
+            lasted = f"{one['lasted_s']:g} s" if one["lasted_s"] else "for good"
             without, after = one["without_a_round_s"], one["recovered_s"]
             rows.append(
                 f"| {one['fault']} | {one['host']} | {lasted} | {one['rounds_meanwhile']} |"

@@ -61,6 +61,9 @@ class Fault(Enum):
     SLOW_LINE = "a line takes as long for a model as training does, from the start to the end"
     HOSTILE = "a member says what it must not: for others, of the future, or what is no model"
     TWIN = "two processes have one device's identity and copies of its disk, and take turns"
+    REBUILT = (
+        "the coordinator loses its disk for good; its log is put together from those of its servers"
+    )
     RECOVERED = (
         "a server loses its disk, or has an old copy, for good; it is recovered from its"
         " coordinator's log"
@@ -80,6 +83,7 @@ APART = {
     Fault.HOSTILE: (0.2, 4),
     Fault.TWIN: (0.12, 1),
     Fault.RECOVERED: (0.2, 2),
+    Fault.REBUILT: (0.15, 1),
     Fault.CUT_OFF: (0.0, 0),  # where trouble is of minutes
 }
 SWAPPED = (
@@ -89,6 +93,7 @@ SWAPPED = (
     Fault.OLD_STORE,
     Fault.TWIN,
     Fault.RECOVERED,
+    Fault.REBUILT,
 )  # a disk is another one afterwards
 
 
@@ -323,6 +328,8 @@ def _draw(chance: random.Random, fault: Fault, plan: Blueprint) -> Planned:
             where = device_actor(chance.randrange(plan.devices))
         case Fault.HOSTILE:
             where = chance.choice(actors[1:])
+        case Fault.REBUILT:
+            where = COORDINATOR
         case Fault.RECOVERED:
             where = server_actor(chance.randrange(len(plan.servers)))
         case Fault.CLOCK_JUMP:

@@ -20,6 +20,7 @@ from fedbcd.protocol.messages import (
     Mixed,
     MixModels,
     Send,
+    ServerReady,
     StepGlobal,
     Uploaded,
     Withdrawn,
@@ -177,9 +178,8 @@ class Stores:
             )
         if host.disk.facts_.get(f"store/{number}", hello["store"]) != hello["store"]:
             return f"{host.actor} let {guest} in with another store than before"
-        reported = max(
-            (step.event.phase for step in host.disk.log if step.event.server == number), default=-1
-        )  # type: ignore[attr-defined]
+        heard = [step.event for step in host.disk.log if isinstance(step.event, ServerReady)]
+        reported = max((ready.phase for ready in heard if ready.server == number), default=-1)
         if hello["phase"] < reported:
             return f"{host.actor} let {guest} in, whose store is an old one"
         if hello["phase"] > self._latest_phase(host.disk.log, reported):

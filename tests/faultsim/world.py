@@ -205,6 +205,7 @@ class World:
             Fault.HOSTILE: self.hostile.strike,
             Fault.TWIN: self.twins.strike,
             Fault.RECOVERED: self.recovering.strike,
+            Fault.REBUILT: self.recovering.rebuild,
         }
         self.is_calm = False  # trouble has ended
         self._limits = WireLimits(frozenset({("F32", size), ("F64", size + 1)}))

@@ -18,7 +18,7 @@ from torch.utils.data import Dataset, Subset
 import fedbcd as fb
 from fedbcd.compute.backends import ONE_BY_ONE
 from fedbcd.engines.run import explain_backend
-from fedbcd.errors import ConfigError, DataError
+from fedbcd.errors import ConfigError, DataError, FedBCDError
 
 DEVICES, SAMPLES, CLASSES = 4, 12, 3
 METHOD = fb.FedBCD(device_step=0.1, batch=4, steps=(1, 3))
@@ -260,6 +260,36 @@ def test_outputs_may_be_objects(model: Any, loss: Any, expected: fb.Run) -> None
     for column in ("global_loss", "personal_loss", "train_loss") if loss is not own else ():
         theirs = expected.history.column(column)
         assert found.history.column(column) == pytest.approx(theirs, abs=1e-5), column
+
+
+class Mislabelled(Read):
+    """One sample has a label that no output stands for."""
+
+    def __getitem__(self, position: int) -> Any:
+        x, y = super().__getitem__(position)
+        return x, (9 if position == 7 else y)
+
+
+@pytest.mark.parametrize("where", ["train", "test"])
+def test_a_label_that_is_found_only_when_it_is_read_is_a_sentence(where: str) -> None:
+    kinds = (Mislabelled, Read) if where == "train" else (Read, Mislabelled)
+    data = [tuple(kind(rows(i)) for kind in kinds) for i in range(DEVICES)]
+    with pytest.raises(DataError, match=r"targets of 0 to 9 have come, .* number labels from 0"):
+        fb.train(federation(data), METHOD, rounds=30, active=2)
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"target": "y"}, "whose parts have no names; leave 'y' out"),
+        ({"inputs": ("a", "b")}, "have no names"),
+        ({"cache": "yes"}, "cache = 'yes' must be true or false"),
+        ({"target": 3}, "target = 3 must be a text"),
+    ],
+)
+def test_options_that_samples_do_not_have_are_refused(options: Any, says: str) -> None:
+    with pytest.raises(FedBCDError, match=says):
+        federation([fb.LazySamples(rows(i), **options) for i in range(DEVICES)])
 
 
 # ------------------------------------------------------------------------------------------------

@@ -390,6 +390,12 @@ def test_a_header_of_any_kind_has_a_standing(folder: Callable[[str], Path], tmp_
     assert view["advice"][0].startswith("stopped at round 8; go on with")
 
 
+def test_a_run_that_goes_on_is_not_told_to_go_on_for_longer() -> None:
+    rising = {"history__personal_accuracy": [0.1, 0.5, 0.6, 0.7, 0.78, 0.8]}
+    assert any("still rising" in text for text in advice(_view(**rising)))
+    assert not any("rising" in text for text in advice(_view(summary__state="running", **rising)))
+
+
 def test_until_a_clock_is_how_far_a_run_has_come(
     folder: Callable[[str], Path], tmp_path: Path
 ) -> None:

@@ -201,6 +201,7 @@ def test_what_is_wrong_is_a_card_with_the_command_that_helps() -> None:
     ]
     runs = [_run("A", UP), _run("B", [9, 0.5, 0.02], measure=MSE)]
     (card,) = first_screen(runs)["cards"]
+    assert first_screen(runs)["tiles"] == first_screen(runs)["next"] == []
     assert card["words"].startswith("These runs share no measure (A: accuracy and B: mse)")
     assert card["command"] == "fedbcd report runs/A\nfedbcd report runs/B"
     other = [_run("A", UP), _run("B", UP) | {"settings": [["data.name", "mnist"]]}]

@@ -21,7 +21,7 @@ from fedbcd.algorithm.method import Bound, Method
 from fedbcd.algorithm.objective import Gradients, Objective
 from fedbcd.algorithm.plan import Custom, Plan, batches_of, flat
 from fedbcd.algorithm.trees import Tree
-from fedbcd.compute.fit import check_fit, ready
+from fedbcd.compute.fit import check_fit, labels_fit, ready
 from fedbcd.compute.fused import Compiled, compiled_for, pool_of
 from fedbcd.compute.workers import OneWorker, Workers
 from fedbcd.data.federation import Transform
@@ -318,7 +318,8 @@ class Trainer:
         """Gradient, loss and new buffers of some devices on the mini-batches at these positions."""
         inputs, targets = self._fetch(positions, params.dtype, hashes)
         call = self.objective.gradients_one_by_one if self.one_by_one else self.objective.gradients
-        return call(params, buffers, inputs, targets)
+        with labels_fit(targets):
+            return call(params, buffers, inputs, targets)
 
     def traced_gradients(
         self, jobs: int

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from fedbcd.algorithm.objective import Objective
 from fedbcd.algorithm.trees import Tree, shapes
-from fedbcd.compute.fit import check_labels
+from fedbcd.compute.fit import check_labels, labels_fit
 from fedbcd.compute.outputs import Outputs
 from fedbcd.compute.workers import OneWorker, Workers
 from fedbcd.data.federation import Federation, Key
@@ -288,7 +288,7 @@ class Evaluator:
     def _of_block(self, flat: Tensor, inputs: Tree, targets: Tensor) -> Sums:
         """The sums of statistics of one model over a block of samples."""
         own, size = torch.tensor(math.nan), len(targets)
-        with torch.no_grad():
+        with torch.no_grad(), labels_fit(targets):
             if OWN_LOSS in self._measures:
                 outputs, own = self.outputs.with_loss(flat, inputs, targets)
             else:

@@ -4,7 +4,8 @@ anything runs. What does not fit is a sentence, with the remedy where it is know
 
 import math
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -15,7 +16,7 @@ from fedbcd.algorithm.objective import Loss, Objective
 from fedbcd.algorithm.trees import Tree, leaves, mapped, shapes
 from fedbcd.config import shown
 from fedbcd.data.federation import Transform
-from fedbcd.errors import ConfigError
+from fedbcd.errors import ConfigError, DataError
 from fedbcd.own import calling
 
 FITS = "use a model and a loss that fit the data"
@@ -143,6 +144,18 @@ def check_labels(
                     f" outputs of shape {tuple(known.shape[1:])} ({reason});"
                     f" {_renumber(least, largest, known.shape[1] if known.ndim == 2 else 0)}"
                 )
+
+
+@contextmanager
+def labels_fit(targets: Tensor) -> Iterator[None]:
+    """A label of data that are read when they are needed, of which there is no output, is said."""
+    try:
+        yield
+    except IndexError as error:
+        raise DataError(
+            f"targets of {int(targets.min())} to {int(targets.max())} have come, and the model or"
+            f" the loss fails on them ({error}); number labels from 0, one for each output"
+        ) from None
 
 
 def _renumber(least: int, largest: int, outputs: int) -> str:

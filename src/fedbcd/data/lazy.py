@@ -20,6 +20,7 @@ from torch import Tensor
 
 from fedbcd.algorithm import draws
 from fedbcd.algorithm.trees import Tree, joined, leaves, mapped
+from fedbcd.config import convert
 from fedbcd.data.samples import Pool, take
 from fedbcd.data.understood import labels_as_int64, tensor_of
 from fedbcd.errors import ConfigError, DataError
@@ -64,12 +65,13 @@ class LazySamples(Pool):
             )
         if targets is not None and len(targets) != len(data):
             raise DataError(f"{len(targets)} targets were given for {len(data)} samples")
-        self.collate, self._inputs, self._target = collate, inputs, target
+        self.collate, self._inputs = collate, inputs
+        self._target = convert(target, str, "target")
         self._given = targets
         self._parts: list[Any] = [data]
         self._ends = [len(data)]
         self._order: Tensor | None = None  # some of them; None: all
-        self._cache: dict[int, Any] | None = {} if cache else None
+        self._cache: dict[int, Any] | None = {} if convert(cache, bool, "cache") else None
         self._where = torch.device("cpu")
 
     @classmethod
@@ -131,6 +133,10 @@ class LazySamples(Pool):
                 f"a sample is a {type(sample).__name__}; it must be (input, target), or a mapping"
                 " with a target in it"
             )
+        if named := self._target or self._inputs:
+            raise DataError(
+                f"a sample is (input, target), whose parts have no names; leave {named!r} out"
+            )
         *inputs, target = sample
         return as_tree(inputs[0] if len(inputs) == 1 else tuple(inputs)), labels_as_int64(
             as_tensor(target)
@@ -146,10 +152,11 @@ class LazySamples(Pool):
             )
         target = labels_as_int64(as_tensor(sample[name], name))
         wanted = self._inputs or [key for key in sample if key != name]
+        asked = [wanted] if isinstance(wanted, str) else wanted
+        if missing := [key for key in asked if key not in sample]:
+            raise DataError(f"a sample has {', '.join(sample)}, but no {missing[0]!r}")
         if isinstance(wanted, str):
             return as_tree(sample[wanted], wanted), target
-        if missing := [key for key in wanted if key not in sample]:
-            raise DataError(f"a sample has {', '.join(sample)}, but no {missing[0]!r}")
         inputs = {key: as_tree(sample[key], key) for key in wanted}
         alone = len(inputs) == 1 and not self._inputs
         return next(iter(inputs.values())) if alone else inputs, target

@@ -19,6 +19,7 @@ WORST = 0.1  # the worst tenth below the mean
 LAGGING = 0.1  # global accuracy behind personal
 WITHOUT = ("fedavg", "fedprox")  # algorithms without personal models
 FEWEST_FIRST = 2  # servers to wait for: a mix of one is none
+WAITING_FOR_ALL = (*WITHOUT, "fedavg-ft")  # those that mean all servers by a round
 ALONE = "local"  # everybody for itself: nobody waits for others, or is pulled to them
 UNEVEN = 0.5  # the least active tenth against the mean
 
@@ -123,6 +124,8 @@ def fallen(view: View) -> Iterator[str]:
 
 
 def rising(view: View) -> Iterator[str]:
+    if view["summary"].get("state") == "running":  # it goes on anyway
+        return
     gains = {}
     for column, name in ((GLOBAL, "global"), (PERSONAL, "personal")):
         values = _curve(view, column)
@@ -145,7 +148,7 @@ def waiting(view: View) -> Iterator[str]:
     if share.get("waiting", 0.0) <= WAITING or servers < 2 or _alone(view):
         return
     text = f"servers spent {percent(share['waiting'])} of their time waiting for other servers"
-    if view["summary"]["algorithm"] in WITHOUT:
+    if view["summary"]["algorithm"] in WAITING_FOR_ALL:
         yield f"{text}: these algorithms need all of them; FedBCD on an async cloud does not"
     elif cloud == "sync" and servers > FEWEST_FIRST:
         first = max(FEWEST_FIRST, round(0.3 * servers))

@@ -47,10 +47,12 @@ def first_screen(runs: Sequence[View]) -> View:
     """Of these runs, as plain data for a page."""
     cards, steps, tiles = cards_of(runs), list[Step](), list[Tile]()
     found = Verdict("none", "There is no run here yet.")
+    compares = len({run["summary"]["metric"] for run in runs if run["measures"]}) < 2
     if runs:
         groups = groups_of(runs)
         found = verdict_on(groups)
         subject = found.subject
+    if runs and compares:
         tiles = _progress(groups[0]) if subject is None else _tiles(subject, found.reference)
         steps = next_steps([run for one in _first(groups, subject) for run in one.runs])
     drawn = (
@@ -59,6 +61,7 @@ def first_screen(runs: Sequence[View]) -> View:
     return {
         "tone": found.tone,
         "words": found.words,
+        "compares": compares,
         "facts": _facts(runs) if runs else "",
         "tiles": [asdict(tile) for tile in tiles],
         "cards": [asdict(card) for card in cards],
@@ -105,7 +108,8 @@ def _cost(subject: Group, reference: Reference | None) -> Tile:
     run, summary = subject.runs[0], subject.summary
     kind = str(summary.get("time", "virtual"))
     sent = f"{in_bytes(summary['bytes'])} sent" if summary.get("values") else ""
-    whole = Tile("Time", in_time(summary["clock"], kind), f"{summary['rounds']:,} rounds", sent)
+    title = "Time" if kind == "seconds" else "Clock"
+    whole = Tile(title, in_time(summary["clock"], kind), f"{summary['rounds']:,} rounds", sent)
     other = reference.group.runs[0] if reference and reference.group else None
     if other is None or not run["measures"] or other["summary"].get("time") != summary.get("time"):
         return whole
@@ -119,7 +123,7 @@ def _cost(subject: Group, reference: Reference | None) -> Tile:
     ratio = summary["bytes"] / theirs_sent if theirs_sent else 1.0
     times = f", {in_short(float(f'{ratio:.2g}'))} × as much" if abs(ratio - 1) > 0.05 else ""
     return Tile(
-        f"{'Time' if kind == 'seconds' else 'Clock'} to {in_score(goal, subject.unit)}",
+        f"{title} to {in_score(goal, subject.unit)}",
         in_time(mine, kind),
         f"against {in_time(theirs, kind)}",
         f"{sent}{times}" if sent else "",

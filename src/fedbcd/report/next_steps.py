@@ -28,14 +28,15 @@ def next_steps(runs: Sequence[View]) -> list[Step]:
     """The most useful of these runs' remarks, each kind once; the first run goes first."""
     found: list[Step] = []
     broken = any(run["summary"].get("state") in ("stopped", "failed") for run in runs)
-    for rule in (rules.stopped,) if broken else rules.RULES:
-        for run in runs:
+    said: set[rules.Rule] = set()
+    for run in runs:
+        for rule in (rules.stopped,) if broken else rules.RULES:
             words = next(iter(rules.remarks_by(rule, run)), None)
-            if words is None:
+            if words is None or rule in said:
                 continue
+            said.add(rule)
             text = f"{run['name']}: {words}." if len(runs) > 1 else _sentence(words)
             found.append(Step(text, COMMANDS.get(rule, _none)(run)))
-            break
     return [*found[: MOST - len(_always(runs))], *_always(runs)][:MOST]
 
 

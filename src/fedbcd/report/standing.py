@@ -28,7 +28,9 @@ class RunStanding:
 def standing(folder: Path, timeline: Timeline | None, job: dict[str, Any]) -> RunStanding:
     if timeline is not None and timeline.end is not None:
         rounds = timeline.end.get("rounds", len(timeline.mixes))
-        return RunStanding("finished", f"finished, {rounds} {'round' if rounds == 1 else 'rounds'}")
+        return RunStanding(
+            "finished", f"finished, {rounds:,} {'round' if rounds == 1 else 'rounds'}"
+        )
     place = _place(timeline, job)
     if is_at_work(folder):
         return RunStanding("running", place)
@@ -61,7 +63,8 @@ def _place(timeline: Timeline | None, job: dict[str, Any]) -> str:
     rounds, clock = (0, 0.0) if timeline is None else (len(timeline.mixes), timeline.now)
     if not goal and isinstance(until, int | float):
         return f"clock {clock:.4g} of {until:g}"
-    return f"round {rounds}" + (f" of {goal}" if goal else "")
+    whole = f"{goal:,}" if isinstance(goal, int) else goal
+    return f"round {rounds:,}" + (f" of {whole}" if goal else "")
 
 
 def job_file(folder: Path) -> Path | None:

@@ -46,7 +46,7 @@
       cards.replaceChildren(...first.cards.map((card) => fedbcd.card(card.words, card.command)));
       tiles.replaceChildren(...first.tiles.map(tile));
       tiles.hidden = !first.tiles.length;
-      const [measure] = measuresOf(app), drawable = Boolean(measure) && app.view.runs.some((run) => Object.values(run.history).some((column) => column.length > 1));
+      const [measure] = measuresOf(app), drawable = Boolean(measure) && first.compares && app.view.runs.some((run) => Object.values(run.history).some((column) => column.length > 1));
       kind.set(measure ? KINDS.map(([name, text]) => [measure[name], `${text} ${measure.name}`]) : []);
       keys.update();
       controls.update();

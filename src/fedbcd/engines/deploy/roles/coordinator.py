@@ -26,6 +26,7 @@ from fedbcd.engines.deploy.roles.checks import (
     finite,
     is_store_id,
 )
+from fedbcd.engines.deploy.roles.known import GENERATION
 from fedbcd.engines.deploy.roles.parts import in_parts, several_in_parts
 from fedbcd.engines.deploy.roles.shared_log import SharedMixes
 from fedbcd.engines.deploy.roles.snapshot import Parts
@@ -93,7 +94,8 @@ class CoordinatorRole(Role):
 
     def hello(self) -> dict[str, Any]:
         """Who it is, and how far."""
-        return super().hello() | {"round": self.machine.round}
+        generation = int(self.store.facts.get(GENERATION, 0))
+        return super().hello() | {"round": self.machine.round, "generation": generation}
 
     def check_guest(self, server: Actor, hello: Mapping[str, Any]) -> None:
         """Refuse a server that has lost its store, or has an old one, since its sum exists nowhere

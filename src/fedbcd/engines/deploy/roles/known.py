@@ -12,7 +12,8 @@ from fedbcd.errors import Refused
 from fedbcd.protocol.messages import COORDINATOR, Event, GlobalUpdated, Mixed, version_of
 from fedbcd.protocol.senders import is_counter
 
-STORE, ROUND = f"store/{COORDINATOR}", "round"  # facts
+# facts
+STORE, ROUND, GENERATION = f"store/{COORDINATOR}", "round", f"generation/{COORDINATOR}"
 
 
 class KnownCoordinator:
@@ -23,11 +24,15 @@ class KnownCoordinator:
     def __init__(self, store: Store, iterations: int) -> None:
         self._store, self._iterations = store, iterations
         self.round = int(store.facts.get(ROUND, 0))
+        self.generation = int(store.facts.get(GENERATION, 0))
 
     def meet(self, hello: Mapping[str, Any]) -> list[Letter]:
-        """Refuse a coordinator that knows of less than this server."""
+        """Refuse a coordinator that knows of less than this server. One that was rebuilt since need
+        not know of a round of which nobody has heard an answer.
+        """
         store, round_ = hello.get("store"), hello.get("round")
-        if not is_store_id(store) or not is_counter(round_):
+        generation = hello.get("generation", 0)
+        if not is_store_id(store) or not is_counter(round_) or not is_counter(generation):
             raise Refused(
                 "hello",
                 f"the coordinator does not say how far it is (store={store!r:.80},"
@@ -39,7 +44,11 @@ class KnownCoordinator:
         remedy = "Put its newest store back; until then nothing is told to it"
         if known not in (None, store):
             raise Refused("lost", f"the coordinator comes with another store than before. {remedy}")
-        if round_ < self.round:
+        if generation > self.generation:
+            self.round, self.generation = round_, generation
+            facts = {STORE: store, ROUND: str(round_), GENERATION: str(generation)}
+            self._store.commit(facts=facts)
+        if round_ < self.round or generation < self.generation:
             raise Refused(
                 "behind",
                 f"the coordinator is in round {round_}, but has told of round {self.round}: its"

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 
 from fedbcd.engines.deploy.roles import snapshot
 from fedbcd.engines.deploy.roles.coordinator import CoordinatorRole
-from fedbcd.engines.deploy.roles.known import STORE
+from fedbcd.engines.deploy.roles.known import GENERATION, STORE
 from fedbcd.engines.deploy.roles.store import Store
 from fedbcd.errors import RecordError
 from fedbcd.protocol.clouds import RigorousCloud
@@ -165,5 +165,6 @@ def _finish(role: CoordinatorRole, servers: Sequence[Store], known: Sequence[_Kn
     taken = snapshot.take(role._parts(), role.store.length, role._clock.last)
     facts = {f"store/{n}": store.id for n, store in enumerate(servers)}
     facts |= {f"generation/{n}": str(each.generation) for n, each in enumerate(known)}
+    facts[GENERATION] = str(1 + max(int(store.facts.get(GENERATION, 0)) for store in servers))
     name = names.pop() if names else role.store.id
     role.store.commit(facts={**facts, "snapshot": taken, "id": name})
