@@ -22,7 +22,7 @@ CAUGHT_BY = {
     "remove_before_commit": 1,
     "a_group_is_answered_before_its_commit": 0,
     "only_the_last_of_a_group_is_synced": 3,
-    "copies_count_twice": 3,
+    "copies_count_twice": 105,
     "held_uploads_are_forgotten": 17,
     "absorbs_are_not_repeated": 9,
     "absorb_without_before": 0,
