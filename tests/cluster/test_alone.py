@@ -30,6 +30,25 @@ ON_ONE = ("--engine", "cluster", "--actors", "1")
 killed: list[int] = []  # sessions of drivers that had no time to stop Ray
 
 
+LOOPBACK = {"0100007F", "0000000000000000FFFF00000100007F"}  # as /proc writes 127.0.0.1
+
+
+def _listening(session: int) -> set[str]:
+    """The addresses at which the processes of a session listen."""
+    mine = set()
+    for place in Path("/proc").iterdir():
+        with suppress(OSError):
+            if place.name.isdigit() and os.getsid(int(place.name)) == session:
+                mine |= {os.readlink(one) for one in (place / "fd").iterdir()}
+    found = set()
+    for table in ("tcp", "tcp6"):
+        for line in Path(f"/proc/net/{table}").read_text().splitlines()[1:]:
+            _, local, _, state, *rest = line.split()
+            if state == "0A" and f"socket:[{rest[5]}]" in mine:
+                found.add(local.partition(":")[0])
+    return found
+
+
 def _processes_of(session: int) -> list[str]:
     """Their command lines, from /proc: `ps` would take a fifth of a core while a test waits."""
     found = []
@@ -123,6 +142,7 @@ def test_ctrl_c_stops_after_the_round_and_leaves_a_run_to_resume(tmp_path: Path)
     )
     with started(_run(job, "--out", out, *ON_ONE), said) as process:
         _wait((out / "checkpoint.safetensors").exists, process, said)
+        assert _listening(process.pid) == LOOPBACK  # and no other host reaches it
         os.killpg(process.pid, signal.SIGINT)  # as a terminal does, to all processes of the command
         assert process.wait(LIMIT_S) == 130, said.read_text()
         wait_for(lambda: _all_gone(process.pid))

@@ -167,7 +167,7 @@ def test_what_comes_more_slowly_than_the_least_rate_is_given_up_and_kept() -> No
     """A peer that goes on pinging in the middle of a letter has stopped all the same."""
 
     async def scenario() -> None:
-        async with Pair(gone_s=0.3, standstill_rate=LEAST_CHUNK / 0.3) as pair:
+        async with Pair(gone_s=2.0, standstill_rate=LEAST_CHUNK / 0.3) as pair:
             connection = pair.device._peers[SERVER].connection
             await pair.device.send(up(a_model()))
             connection._out.flow._under_way = 1 << 40  # nothing more of a model goes out

@@ -17,13 +17,13 @@ SEEDS, PART = 800, 400  # `make torture` plays 100,000 of them
 CAUGHT_BY = {
     "no_file_sync": 0,
     "no_folder_sync": 1,
-    "commit_before_the_files": 4,
+    "commit_before_the_files": 14,
     "answer_before_commit": 0,
     "remove_before_commit": 1,
     "a_group_is_answered_before_its_commit": 0,
     "only_the_last_of_a_group_is_synced": 3,
-    "copies_count_twice": 3,
-    "held_uploads_are_forgotten": 4,
+    "copies_count_twice": 105,
+    "held_uploads_are_forgotten": 17,
     "absorbs_are_not_repeated": 9,
     "absorb_without_before": 0,
     "one_server_too_few": 4,
@@ -33,20 +33,20 @@ CAUGHT_BY = {
     "one_offline_round_more": 5,
     "uploads_are_not_repeated": 11,
     "grants_are_not_repeated": 4,
-    "work_is_not_resumed": 4,
+    "work_is_not_resumed": 18,
     "clock_follows_the_wall": 0,
     "clock_is_forgotten": 4,
     "peers_carry_the_clock": 0,
     "logs_are_merged_by_time_alone": 0,
-    "sum_is_saved_too_late": 14,
+    "sum_is_saved_too_late": 4,
     "snapshot_without_the_sum": 4,
-    "snapshot_skips_an_event": 4,
+    "snapshot_skips_an_event": 11,
     "snapshot_forgets_contributions": 4,
     "lost_memory_is_overlooked": 4,
     "models_are_not_kept_for_lost_devices": 24,
     "those_who_left_still_count": 15,
     "reports_follow_the_members": 294,
-    "who_comes_back_is_not_put_in_step": 1,
+    "who_comes_back_is_not_put_in_step": 7,
     "phases_wait_for_those_who_left": 270,
     "sessions_begin_anew": 215,
     "who_is_ahead_is_let_in": 24,
@@ -64,7 +64,7 @@ CAUGHT_BY = {
     "old_answers_are_never_dropped": 2,
     "the_mixing_matrix_is_ignored": 4,
     "any_store_is_welcome": 34,
-    "servers_that_are_ahead_are_welcome": 69,
+    "servers_that_are_ahead_are_welcome": 548,
     "last_come_first_admitted": 4,
     "members_come_and_go_with_the_gamma_of_the_first": 17,
     "damage_goes_unnoticed": 197,
@@ -79,6 +79,7 @@ CAUGHT_BY = {
     "deadlines_of_earlier_phases_count": 26,
     "overdue_phases_end_with_nobody": 0,
     "what_was_lost_counts_on": 5,
+    "who_waits_for_a_lost_answer_is_forgotten": 793,
 }
 
 
@@ -96,7 +97,7 @@ def test_every_seed_holds(first: int) -> None:
     assert "torn files" in out
 
 
-@pytest.mark.parametrize("seed", [6837, 8771, 9331])
+@pytest.mark.parametrize("seed", [5008, 6837, 8771, 9331])
 def test_seeds_that_have_found_something_hold(seed: int) -> None:
     assert run(Schedule.of(seed)).sentence == ""
 

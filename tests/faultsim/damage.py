@@ -25,7 +25,7 @@ class Damage:
             return
         self._world.crash(node, 0.05)
         file = files[int(planned.amount * len(files)) % len(files)]
-        if file not in node.disk.entries:
+        if file not in node.disk.entries or (node.actor, file) in self._right:
             return
         data = bytearray(node.disk.entries[file].data)
         place = self._world.chance.randrange(len(data) * 8)

@@ -371,8 +371,10 @@ def reports_follow_the_members() -> Any:
 def who_comes_back_is_not_put_in_step() -> Any:
     """A device that left and came back goes on with the personal model that it left with."""
 
-    def tell(self: server.ServerRole, event: Event, now: float) -> Any:
+    def tell(self: server.ServerRole, event: Event, now: float, facts: Any = None) -> Any:
+        self._facts = dict(facts or {})
         letters = Role.tell(self, event, now)
+        self._facts = {}
         self._notes._unstarted.clear()
         return letters
 
@@ -642,6 +644,11 @@ def what_was_lost_counts_on() -> Any:
     return patch.object(contributions.Sum, "nobody", lambda _: None)
 
 
+def who_waits_for_a_lost_answer_is_forgotten() -> Any:
+    """A rebuilt coordinator does not hear them once more."""
+    return patch.object(coordinators.AsyncCoordinator, "_forget_answers", lambda *_: [])
+
+
 MUTATIONS: dict[str, Callable[[], Any]] = {
     mutation.__name__: mutation
     for mutation in (
@@ -709,6 +716,7 @@ MUTATIONS: dict[str, Callable[[], Any]] = {
         deadlines_of_earlier_phases_count,
         overdue_phases_end_with_nobody,
         what_was_lost_counts_on,
+        who_waits_for_a_lost_answer_is_forgotten,
     )
 }
 

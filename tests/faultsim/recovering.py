@@ -43,6 +43,8 @@ class Recovering:
             return
         if is_wrong or world.is_calm or node.disk.full or not node.disk.length():
             return
+        if world.damage.is_of(world.nodes[COORDINATOR]):  # it is told so, and tries again later
+            return
         world.count(planned.fault)
         world.crash(node, planned.length)
         world.cut_off(node.actor)

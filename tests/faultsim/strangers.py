@@ -190,9 +190,10 @@ class Twins:
     def _swap(self, node: "Node") -> None:
         self._world.leave(node)
         other = self._parked[node.actor]
-        self._parked[node.actor] = Parked(node.disk, node.role, node.committed)
+        role = None if node.dying is not None else node.role
+        self._parked[node.actor] = Parked(node.disk, role, node.committed)
         node.disk, node.role, node.committed = other.disk, other.role, other.committed
-        node.doomed = None
+        node.doomed = node.dying = None
         self._world.come_back(node)
 
     def _end(self, node: "Node") -> None:

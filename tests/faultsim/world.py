@@ -234,7 +234,8 @@ class World:
                 return
             goal = self.rounds + CALM_ROUNDS
             began = self.now
-            calm_s = CALM_S * self.schedule.pace
+            is_slow = any(p.fault is Fault.SLOW_LINE for p in self.schedule.faults)
+            calm_s = CALM_S * self.schedule.pace * (1.25 if is_slow else 1.0)
             if not self._run_until(lambda: self.rounds >= goal, self.now + calm_s):
                 raise Violation(
                     f"after the faults stopped, round {self.rounds} did not become {goal} in"
@@ -510,7 +511,9 @@ class World:
         turned_away = len(self.refused) > before
         if host.role is not None and belongs and objection and not turned_away:
             self.stores.let_in.append(objection)
-        has_to_wait = isinstance(host.role, ServerRole) and not host.role.machine.takes_back
+        has_to_wait = isinstance(host.role, ServerRole) and not (
+            host.role.machine.takes_back and host.role.has_z
+        )
         is_wrong = self.stores.is_wrong(host.actor, guest)
         if turned_away and belongs and not is_wrong and not has_to_wait:
             raise Violation(f"an honest peer was turned away: {self.refused[-1]}")

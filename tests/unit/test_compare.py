@@ -1,8 +1,10 @@
 """Comparing methods over seeds: what is computed, what is kept, and what the numbers say."""
 
 import csv
+import gc
 import io
 import math
+import os
 import sys
 from collections.abc import Callable
 from functools import partial
@@ -55,6 +57,36 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> tuple[fb.Comparison, Path
 
 # ------------------------------------------------------------------------------------------------
 # computing
+class Leftover:
+    """Garbage of a process; its end may wait for a thread, which a forked process does not have."""
+
+    def __init__(self, ends: Path) -> None:
+        self.itself, self.ends = self, ends
+
+    def __del__(self) -> None:
+        with self.ends.open("a") as file:
+            file.write(f"{os.getpid()}\n")
+
+
+def test_what_was_there_before_is_collected_by_nobody_else(tmp_path: Path) -> None:
+    """Before the processes begin, or never: also what becomes garbage in one of them."""
+    kept, here = [Leftover(tmp_path / "ends")], os.getpid()
+
+    def collecting(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        if os.getpid() != here:
+            kept.clear()
+            gc.collect()
+        return nn.functional.cross_entropy(outputs, targets)
+
+    given = federation()
+    given.loss = collecting
+    Leftover(tmp_path / "ends")
+    fb.compare(given, {"Local": METHODS["Local"]}, seeds=2, rounds=1, active=1, workers=2)
+    kept.clear()
+    gc.collect()
+    assert (tmp_path / "ends").read_text().split() == [str(here)] * 2
+
+
 def test_forked_processes_compute_what_one_would(found: tuple[fb.Comparison, Path]) -> None:
     """Federations of lambdas cannot travel; every method has the same seeds, each as `train` has
     it.

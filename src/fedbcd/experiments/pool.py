@@ -2,6 +2,7 @@
 asked, and interrupted runs resume.
 """
 
+import gc
 import hashlib
 import json
 import os
@@ -228,6 +229,7 @@ def _pool(
     """Processes, of which none outlives an error or Ctrl-C: what they did is in checkpoints."""
     before = set(active_children())
     context = get_context(start)
+    gc.collect()  # here, where the threads are that what is left over may wait for
     with warnings.catch_warnings():
         # Python 3.12 and later warn of any fork with threads: children use none of their parent's
         warnings.filterwarnings("ignore", ".*fork", DeprecationWarning)
@@ -242,7 +244,11 @@ def _pool(
 
 
 def _begin(held: Mapping[str, Task]) -> None:
-    """In a process of its own: one thread each, so that processes do not wait for each other's."""
+    """In a process of its own: one thread each, so that processes do not wait for each other's;
+    and what a forked one has of its parent is never collected, since it may wait for threads that
+    only its parent has.
+    """
+    gc.freeze()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # its parent ends it
     torch.set_num_threads(1)
     keep_freed_memory()

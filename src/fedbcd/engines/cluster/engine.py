@@ -13,6 +13,7 @@ Shapes: V servers, N devices, F values of a model, U values of an upload.
 
 import math
 import os
+import secrets
 import sys
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -49,6 +50,11 @@ OWN_RAY_ENVIRONMENT = {
     "RAY_USAGE_STATS_ENABLED": "0",
     # 15, its default, has actors wait for everything else on the machine
     "RAY_worker_niceness": "0",
+    # all its ports on loopback (on Windows and macOS the default, because of their firewalls)
+    "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
+    # and nobody on this machine joins without the token
+    "RAY_AUTH_MODE": "token",
+    "RAY_AUTH_TOKEN": secrets.token_hex(32),
 }
 LARGEST_ARGUMENT_BYTES = (
     2**16
@@ -574,6 +580,9 @@ def ray_for(options: Cluster) -> Iterator[Any]:
     """Ray, joined or started for a while; one that runs in this process already is used and left
     running.
     """
+    own = OWN_RAY_ENVIRONMENT if options.address is None else {}
+    told = {name: value for name, value in own.items() if name not in os.environ}
+    os.environ.update(told)  # before Ray is loaded, which reads some of it
     ray = import_ray()
     if ray.is_initialized():
         yield ray
@@ -581,8 +590,6 @@ def ray_for(options: Cluster) -> Iterator[Any]:
     quiet = {"log_to_driver": False, "logging_level": "ERROR"}
     try:
         if options.address is None:
-            for name, value in OWN_RAY_ENVIRONMENT.items():
-                os.environ.setdefault(name, value)
             cpus = (
                 None if options.actors is None else max(1, math.ceil(options.actors * options.cpus))
             )
@@ -605,6 +612,8 @@ def ray_for(options: Cluster) -> Iterator[Any]:
         yield ray
     finally:
         ray.shutdown()
+        for name in told:
+            os.environ.pop(name, None)
 
 
 @contextmanager

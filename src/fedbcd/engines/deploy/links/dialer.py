@@ -29,7 +29,7 @@ from fedbcd.engines.deploy.links.endpoint import (
     software,
 )
 from fedbcd.engines.deploy.links.fedbcd_pb2 import Frame, Hello, TensorShape
-from fedbcd.engines.deploy.links.reaching import explain, knock, silent
+from fedbcd.engines.deploy.links.reaching import explain, knock, no_answer, silent
 from fedbcd.engines.deploy.links.refusals import (
     CredentialsError,
     MissingExtra,
@@ -153,11 +153,15 @@ class Dialer(LinkEnd):
         try:
             self._judge(await self._connect(_target(host, port), min(patience_s, self._most_s)))
         except UNREACHABLE as error:
-            self._slow += isinstance(error, TimeoutError)
             if self._since < math.inf:
                 self._trouble(f"the connection to {self.peer} has broken; is it the network?")
                 return True
-            self._trouble(await explain(host, port, self.me, self.peer, self._security, patience_s))
+            if isinstance(error, TimeoutError):
+                self._slow, self._is_away = self._slow + 1, True
+                self._trouble(no_answer(self.peer, f"{host}:{port}"))
+            else:
+                security = self._security
+                self._trouble(await explain(host, port, self.me, self.peer, security, patience_s))
             return False
         return True
 

@@ -57,6 +57,14 @@ def silent(peer: Actor, where: str, error: OSError | TimeoutError, waited_s: flo
     return f"{peer} cannot be reached at {where}: {why}"
 
 
+def no_answer(peer: Actor, where: str) -> str:
+    """A connection is accepted, and nothing comes of it."""
+    return (
+        f"somebody accepts connections at {where}, but {peer} does not answer; is that process"
+        " overloaded or stopped, or is this another service?"
+    )
+
+
 async def explain(
     host: str, port: int, me: Actor, peer: Actor, security: Security, patience_s: float
 ) -> str:
@@ -68,10 +76,7 @@ async def explain(
                 return await _explain_plain(host, port, peer)
             return await _explain_tls(host, port, me, peer, security.folder)
     except TimeoutError:
-        return (
-            f"somebody accepts connections at {where}, but {peer} does not answer; is that process"
-            " overloaded or stopped, or is this another service?"
-        )
+        return no_answer(peer, where)
     except (OSError, EOFError):
         return f"whatever is at {where} hangs up; is it {peer}, and is the port right?"
 

@@ -2,6 +2,7 @@
 watched until the rounds are done.
 """
 
+import gc
 import math
 import multiprocessing
 import random
@@ -94,6 +95,7 @@ def rehearse_apart(spec: RunSpec, federation: Federation) -> None:
 
 def _rehearse(said: Connection, spec: RunSpec, federation: Federation) -> None:
     torch.set_num_threads(1)  # a fork has none of its parent's, and would wait for them for ever
+    gc.freeze()  # what may wait for threads of the parent
     try:
         rehearse(spec, federation)
     except FedBCDError as error:

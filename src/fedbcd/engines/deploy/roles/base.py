@@ -167,7 +167,8 @@ class Role:
         commands = self.machine.handle(event)
         time = self._clock.at(now) if sent is None else self._clock.after(sent, now)
         self._clock.last = time
-        changed = before is None or bool(self._facts) or before != _values_of(self.machine)
+        has_work = bool(self._facts) or not all(isinstance(command, Send) for command in commands)
+        changed = before is None or has_work or before != _values_of(self.machine)
         # what is said again, or answered again, changes nothing, so it leaves no trace
         if isinstance(event, RetryDue) or not changed:
             return self._letters(commands, said_at(time, now))

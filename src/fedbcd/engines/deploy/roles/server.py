@@ -32,7 +32,7 @@ from fedbcd.engines.deploy.roles.notes import Notes
 from fedbcd.engines.deploy.roles.shared_log import SharedLog
 from fedbcd.engines.deploy.roles.snapshot import Parts
 from fedbcd.engines.deploy.roles.store import Store
-from fedbcd.errors import Refused
+from fedbcd.errors import LocalProtocolError, Refused
 from fedbcd.protocol import Server, ServerState
 from fedbcd.protocol.messages import (
     Absorb,
@@ -100,6 +100,7 @@ class ServerRole(Role):
         self.machine = blueprint.server_machine(server)
         self.server = server
         self.z = blueprint.first_model
+        self.has_z = True  # until a recovered server is answered, nobody has its model
         self._weights, bound = blueprint.weights(), blueprint.bound
         weights = [self._weights[device] for device in self.machine.members]
         self._sum = Sum(bound.known(0, blueprint.start), weights, bound)
@@ -147,7 +148,8 @@ class ServerRole(Role):
         check_run(device, hello, self.store.facts)
         there, times = _DeviceProgress.of(device, hello), self.machine.incarnation_of(number)
         if self.machine.is_awaited(number):
-            _check_returning(self.machine, device)
+            is_behind = there.returned(number, last).activation <= last
+            _check_returning(self.machine, device, is_behind and not self.has_z)
         elif there.activation > last + 1 or there.incarnation > times:
             raise Refused(
                 "ahead",
@@ -192,6 +194,11 @@ class ServerRole(Role):
         """Handle an event that comes from within, with facts that go with it. One who joins is sent
         its server's model, and must confirm it.
         """
+        if isinstance(event, DeviceJoined) and not self.has_z:
+            raise LocalProtocolError(
+                f"{self.actor} goes on from an older store, and has no model for device"
+                f" {event.device} to begin with before its coordinator answers; admit it then"
+            )
         self._facts = dict(facts or {})
         try:
             letters = super().tell(event, now)
@@ -309,6 +316,9 @@ class ServerRole(Role):
 
     def _compute(self, command: Command, event: Event, model: Tensor | None) -> None:
         match command:
+            case StepModel() | AdoptModel() if not self.has_z:
+                self.has_z = True
+                self._compute(command, event, model)
             case StepModel():  # from what the coordinator has mixed, or alone
                 if self._notes.is_passing(command.model):
                     self.store.save(command.model, finite(self.z, command.model, self.actor))
@@ -390,6 +400,7 @@ class ServerRole(Role):
     def _load(self) -> None:
         names = self.store.names()
         current = self._notes.current = self.machine.model
+        self.has_z = current in names or current == self._first
         if current in names:
             self.z = self.store.tensor(current)
         if REPORT in names:
@@ -441,8 +452,9 @@ class _DeviceProgress:
         )
 
 
-def _check_returning(machine: Server, device: Actor) -> None:
-    if not machine.takes_back:
+def _check_returning(machine: Server, device: Actor, lacks_model: bool) -> None:
+    """Wait for the step that was lost; a device without its memory also for a model to begin at."""
+    if not machine.takes_back or lacks_model:
         raise Refused(
             "ahead",
             f"{device} has to wait: server/{machine.server} goes on from an older store, and first"
