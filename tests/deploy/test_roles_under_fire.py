@@ -112,7 +112,7 @@ def test_layers_on_uploads(
 
 @pytest.mark.parametrize("case", ONLINE)
 def test_devices_lose_their_disks(case: str, folder: Path, towns: list[Town]) -> None:
-    play(case, 1, folder, towns, lost_disks=0.01)
+    play(case, 1, folder, towns, lost_disks=0.05)
     restored = [
         step
         for step in LogReader(folder / "town" / "events.jsonl")

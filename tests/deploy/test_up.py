@@ -143,7 +143,7 @@ def test_a_deployment_that_was_stopped_goes_on(tmp_path: Path) -> None:
     assert not status_of(out, "server/0")
     asked = run("status", out, "--plain")
     assert re.fullmatch(
-        r"stopped at round \d+ of 1000000; go on with fedbcd up --resume --out"
+        r"stopped at round \d+ of 1,000,000; go on with fedbcd up --resume --out"
         rf" {re.escape(str(out))}\n",
         asked.stdout,
     )

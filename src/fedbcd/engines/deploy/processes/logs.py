@@ -68,8 +68,9 @@ def log_of(actor: Actor, level: str = "info") -> RoleLog:
         handler = StderrHandler()
         handler.setFormatter(JsonFormatter())
         LOGGER.addHandler(handler)
-        for name in OTHERS:
-            logging.getLogger(name).addHandler(handler)
+        for other in map(logging.getLogger, OTHERS):
+            if not any(isinstance(there, StderrHandler) for there in other.handlers):
+                other.addHandler(handler)
     return log
 
 

@@ -280,24 +280,32 @@ class _Database:
 
     def _place(self, number: int | None, time: float, line: tuple[int, Transition] | None) -> int:
         """The number after that of the transition that is looked for; -1: it is not there."""
-
-        def is_it(row: tuple[Any, ...]) -> bool:
-            if row[1] == time and number in (None, row[0] + 1):
-                return True
-            if line is None or row[0] != line[0] - 1:
-                return False
-            there = _decoded(*row[1:])  # its time may be another there, and a journal is left out
-            return (there.event, there.commands) == (line[1].event, line[1].commands)
-
-        wanted = [n - 1 for n in (number, line and line[0]) if n is not None]
-        since = min(wanted) if number is not None and wanted else 0
-        if number is None:  # the time says where; what is packed is looked at last
+        if number is None:  # the line says where, or the time; what is packed is looked at last
+            if line is not None and self._is_there(*line):
+                return line[0]
             found = self._db.execute(
                 "SELECT number FROM transition WHERE time = ?", (time,)
             ).fetchone()
             if found is not None:
                 return int(found[0]) + 1
-        return next((row[0] + 1 for row in self._all(max(since, 0)) if is_it(row)), -1)
+        since = 0 if number is None else max(number - 1, 0)
+        same = (
+            row[0] + 1
+            for row in self._all(since)
+            if row[1] == time and number in (None, row[0] + 1)
+        )
+        place = next(same, -1)
+        return line[0] if place < 0 and line is not None and self._is_there(*line) else place
+
+    def _is_there(self, number: int, line: Transition) -> bool:
+        """Whether a line is of transition `number - 1`. Its time may be another there, and other
+        transitions may have the line's; its journal is left out.
+        """
+        row = next(self._all(number - 1), None)
+        if row is None or row[0] != number - 1:
+            return False
+        there = _decoded(*row[1:])
+        return (there.event, there.commands) == (line.event, line.commands)
 
     def transitions(self, since: int = 0) -> Iterator[Transition]:
         for number, *row in self._all(since):
